@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class RowFormat:
     """What rows are made into samples with.
 
     seq_length: the longest sample. long_rows: "error", "truncate" (cut the completion) or "drop".
-    vocab_size: token ids must be below it. needs_reward: whether a row without a reward is an error.
+    vocab_size: token ids must be below it. needs_reward, needs_old_logprobs: whether a row without is an error.
     """
 
     tokenizer: SentencePieceTokenizer | None
@@ -41,6 +41,11 @@ class RowFormat:
     seq_length: int
     long_rows: str
     needs_reward: bool
+    needs_old_logprobs: bool
+
+    def for_evaluation(self) -> RowFormat:
+        """The same for held-out rows, which need nothing but a prompt and a completion."""
+        return replace(self, needs_reward=False, needs_old_logprobs=False)
 
     def sample(self, line: str) -> tuple[Sample | None, bool]:
         """Parse one line of JSON.
@@ -63,6 +68,8 @@ class RowFormat:
             raise RowError(prompt_key, "is empty: the completion's first token needs a token before it")
         if not completion_ids:
             raise RowError(completion_key, "is empty: there is nothing to train on")
+        if self.needs_old_logprobs and row.get("old_logprobs") is None:
+            raise RowError("old_logprobs", "is missing; give --old-logprobs initial to compute them")
         mask = _loss_mask(row, len(completion_ids) if ids_given else None)
         mask = np.ones(len(completion_ids), dtype=bool) if mask is None else mask
         sample = Sample(

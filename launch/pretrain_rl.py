@@ -1,0 +1,62 @@
+"""Train a language model on graded completions.
+
+    torchrun --nproc-per-node 8 launch/pretrain_rl.py --loss-mode dro
+
+Without `--config` it runs the quickstart, whose data it makes first. `--help` lists every flag.
+Exit status: 0 done, 1 stopped by an error, 2 a mistake in the configuration or the data.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from megatron_rl.config import UserError, load_config
+
+QUICKSTART = Path(__file__).resolve().parent.parent / "configs" / "quickstart.yaml"
+
+
+def main(argv: list[str]) -> int:
+    try:
+        config = load_config(argv, default_config=QUICKSTART)
+        if config_path(argv) == QUICKSTART:
+            from megatron_rl.quickstart.prepare import ensure_prepared
+
+            ensure_prepared(config)
+
+        from megatron_rl.training.inputs import read_inputs
+
+        inputs = read_inputs(config)
+    except UserError as error:
+        return report(error)
+
+    from megatron_rl.training.trainer import Trainer, TrainingStopped
+
+    try:
+        Trainer(config, inputs).train()
+    except (UserError, TrainingStopped) as error:
+        return report(error)
+    return 0
+
+
+def config_path(argv: list[str]) -> Path:
+    """The run file that a command line names, or the quickstart's."""
+    from megatron_rl.config.flags import parse_flags
+
+    named = parse_flags(argv)[0]
+    return Path(named).resolve() if named else QUICKSTART
+
+
+def report(error: Exception) -> int:
+    """Say once, on the first rank, what is wrong; the others wait so as not to end the run before it has spoken."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(error, file=sys.stderr, flush=True)
+    else:
+        time.sleep(5)
+    return 2 if isinstance(error, UserError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Metrics that do not depend on the layout, and where they are written."""

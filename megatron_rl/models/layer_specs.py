@@ -1,0 +1,56 @@
+"""Which modules the transformer layers are made of."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from megatron_rl.models.core_attention import TorchCoreAttention
+
+
+class TorchNorm:
+    """Builder of torch's RMSNorm in which sequence parallelism works.
+
+    Megatron-Core's own refuses it; all it takes is the mark by which gradients are summed over the
+    tensor-parallel ranks.
+    """
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused) -> torch.nn.Module:
+        norm = torch.nn.RMSNorm(hidden_size, eps=eps)
+        norm.weight.sequence_parallel = config.sequence_parallel
+        return norm
+
+
+def use_transformer_engine(choice: str) -> bool:
+    """Resolve `transformer_impl`: "auto" takes TransformerEngine where there is CUDA and it is installed."""
+    installed = importlib.util.find_spec("transformer_engine") is not None
+    return choice == "transformer_engine" or (choice == "auto" and torch.cuda.is_available() and installed)
+
+
+def decoder_spec(
+    config: TransformerConfig, transformer_engine: bool, vp_stage: int | None = None
+) -> TransformerBlockSubmodules:
+    """The layers of this pipeline stage (and model chunk `vp_stage`), dense or mixture of experts."""
+    block = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=transformer_engine, normalization="RMSNorm", vp_stage=vp_stage
+    )
+    if transformer_engine:
+        return block
+    for layer in block.layer_specs:
+        parts, attention = layer.submodules, layer.submodules.self_attention.submodules
+        for owner, name in (
+            (parts, "input_layernorm"),
+            (parts, "pre_mlp_layernorm"),
+            (attention, "q_layernorm"),
+            (attention, "k_layernorm"),
+        ):
+            if getattr(owner, name) not in (None, IdentityOp):
+                setattr(owner, name, TorchNorm)
+        attention.core_attention = TorchCoreAttention
+    block.layer_norm = TorchNorm
+    return block

@@ -1,0 +1,169 @@
+"""Distributed checkpoints: written by any layout, read by any other.
+
+A checkpoint folder holds one folder a checkpoint, `iter_0000012`, and `latest_checkpointed_iteration.txt`
+with the number of the newest whole one, as in Megatron-LM. The pointer is replaced atomically, after
+everything else is on disk, so that a killed run finds the checkpoint before it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+
+from megatron_rl.config import Problem, RunConfig, UserError
+from megatron_rl.training.optimizer import Optimizer
+
+POINTER = "latest_checkpointed_iteration.txt"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands. step: steps done. skipped_in_row, skipped_total: steps without an update."""
+
+    step: int = 0
+    skipped_in_row: int = 0
+    skipped_total: int = 0
+
+
+def latest_checkpoint(folder: str | Path) -> Path | None:
+    """The newest whole checkpoint in a checkpoint folder, or None if it holds none.
+
+    Raises:
+        UserError: the pointer does not name a checkpoint that is there.
+    """
+    pointer = Path(folder) / POINTER
+    if not pointer.is_file():
+        return None
+    text = pointer.read_text().strip()
+    path = Path(folder) / f"iter_{int(text):07}" if text.isdigit() else None
+    if path is None or not path.is_dir():
+        raise UserError("checkpoint", [Problem(str(pointer), "does not name a checkpoint in its folder", repr(text))])
+    return path
+
+
+def save_checkpoint(
+    folder: Path, progress: Progress, model: list[torch.nn.Module], optimizer: Optimizer, config: RunConfig
+) -> Path:
+    """Write weights, optimizer, schedule, position and random state; called by all ranks together."""
+    path = folder / f"iter_{progress.step:07}"
+    if dist.get_rank() == 0:
+        path.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    state = _model_state(model)
+    state |= {
+        "optimizer": optimizer.megatron.sharded_state_dict(state, metadata=_format()),
+        "scheduler": optimizer.scheduler.state_dict(),
+        "progress": asdict(progress),
+        "layout": layout_of(config),
+        "random": _random_object(_random_state()),
+    }
+    dist_checkpointing.save(state, str(path), async_strategy="mcore")
+    if dist.get_rank() == 0:
+        _write_atomically(folder / POINTER, str(progress.step))
+    dist.barrier()
+    return path
+
+
+def load_checkpoint(path: Path, model: list[torch.nn.Module], optimizer: Optimizer, config: RunConfig) -> Progress:
+    """Go on from a checkpoint: the counterpart of `save_checkpoint`, on this or another layout.
+
+    The random state belongs to ranks; on another layout it is left as the seed made it. Nothing in training
+    draws from it today: rows, initial weights and their order have generators of their own.
+    """
+    stored = dist_checkpointing.load_common_state_dict(str(path))
+    state = _model_state(model)
+    state["optimizer"] = optimizer.megatron.sharded_state_dict(state, is_loading=True, metadata=_format())
+    same_layout = stored["layout"] == layout_of(config)
+    if same_layout:
+        state["random"] = _random_object(None)
+    with torch.no_grad():
+        loaded = dist_checkpointing.load(state, str(path))
+        _load_model(model, loaded)
+        optimizer.megatron.load_state_dict(loaded["optimizer"])
+    optimizer.scheduler.load_state_dict(loaded["scheduler"])
+    if same_layout:
+        _restore_random(loaded["random"])
+    return Progress(**loaded["progress"])
+
+
+def load_weights(path: Path, model: list[torch.nn.Module]) -> None:
+    """Start from the weights of a checkpoint; call before the optimizer is made, which copies them."""
+    with torch.no_grad():
+        _load_model(model, dist_checkpointing.load(_model_state(model), str(path)))
+
+
+def layout_of(config: RunConfig) -> dict[str, Any]:
+    """What decides which rank holds what."""
+    parallel = config.parallel
+    return {
+        "world_size": dist.get_world_size(),
+        "tensor": parallel.tensor_model_parallel_size,
+        "pipeline": parallel.pipeline_model_parallel_size,
+        "virtual": parallel.virtual_pipeline_model_parallel_size,
+        "context": parallel.context_parallel_size,
+        "expert": parallel.expert_model_parallel_size,
+        "expert_tensor": parallel.expert_tensor_parallel_size,
+    }
+
+
+def _format() -> dict[str, Any]:
+    """The only optimizer format that every layout can read; prefixes would tie it to the number of optimizers.
+
+    Made anew for each call: Megatron-Core adds the process groups of the moment to it.
+    """
+    return {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+
+
+def _model_state(model: list[torch.nn.Module]) -> dict[str, Any]:
+    if len(model) == 1:
+        return {"model": model[0].module.sharded_state_dict(metadata=_format())}
+    return {f"model{i}": chunk.module.sharded_state_dict(metadata=_format()) for i, chunk in enumerate(model)}
+
+
+def _load_model(model: list[torch.nn.Module], loaded: dict[str, Any]) -> None:
+    for i, chunk in enumerate(model):
+        chunk.module.load_state_dict(loaded["model" if len(model) == 1 else f"model{i}"])
+
+
+def _random_object(state: dict[str, Any] | None) -> ShardedObject:
+    """One random state a rank."""
+    return ShardedObject("random", state, (dist.get_world_size(),), (dist.get_rank(),))
+
+
+def _random_state() -> dict[str, Any]:
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(),
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+
+
+def _restore_random(state: dict[str, Any]) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    torch.cuda.set_rng_state(state["cuda"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    aside = path.with_name(path.name + ".tmp")
+    with aside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)

@@ -1,0 +1,218 @@
+"""The story of a run: set up, look, train, look again, save."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from megatron_rl.config import Problem, RunConfig, UserError
+from megatron_rl.data.global_batch import GlobalBatch
+from megatron_rl.distributed.parallel import batch_layout, start_model_parallel, start_process_group
+from megatron_rl.metrics.console import RunConsole
+from megatron_rl.metrics.reduce import StepMetrics
+from megatron_rl.metrics.writers import JsonlWriter, MetricsWriter, TensorBoardWriter
+from megatron_rl.models.gpt import build_model
+from megatron_rl.training.checkpoint import (
+    Progress,
+    latest_checkpoint,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+)
+from megatron_rl.training.inputs import Inputs
+from megatron_rl.training.old_policy import initial_logprobs
+from megatron_rl.training.optimizer import Optimizer
+from megatron_rl.training.run_folder import RunFolder
+from megatron_rl.training.score import evaluate, score_samples
+from megatron_rl.training.step import Objective, StepResult, train_step
+
+
+class TrainingStopped(RuntimeError):
+    """Too many steps in a row changed nothing."""
+
+
+class Trainer:
+    """A run on this rank, made from a checked configuration and the inputs that were read for it.
+
+    Attributes that outlive a step: `model` (chunks of this rank), `optimizer`, `progress`.
+    """
+
+    def __init__(self, config: RunConfig, inputs: Inputs):
+        self.config, self.inputs = config, inputs
+        device = start_process_group(config.parallel.distributed_timeout_minutes)
+        self.layout = start_model_parallel(config, device)
+        self.batch_layout = batch_layout(config, self.layout)
+        self.folder = RunFolder(config)
+        self.console = RunConsole(show=self.layout.rank == 0, log_interval=config.logging.log_interval)
+        self.objective = Objective(
+            loss=config.loss.policy_loss(),
+            agg_mode=config.loss.loss_agg_mode,
+            loss_scale_factor=config.loss.loss_scale_factor,
+            temperature=config.loss.temperature,
+            vocab_size=inputs.vocab_size,
+        )
+        self.model = build_model(config, inputs.vocab_size, device)
+        checkpoint = self._find_checkpoint()
+        if checkpoint is None and config.checkpoint.pretrained_checkpoint:
+            load_weights(self._pretrained(), self.model)
+        self.optimizer = Optimizer(config, self.model, inputs.train_iters)
+        self.progress = Progress()
+        if checkpoint is not None:
+            self.progress = load_checkpoint(checkpoint, self.model, self.optimizer, config)
+        self.old_logprobs = self._old_logprobs(resuming=checkpoint is not None)
+        self.writers, self.evaluation_writers = self._writers()
+        self._describe(checkpoint)
+
+    def train(self) -> None:
+        """Train until `train_iters` steps are done, evaluating and saving on the way.
+
+        Raises:
+            TrainingStopped: `max_skipped_steps` steps in a row changed nothing.
+        """
+        training, checkpoint, last = self.config.training, self.config.checkpoint, self.inputs.train_iters
+        if self.progress.step == 0:
+            self._evaluate()
+        self.console.start(self.progress.step, last)
+        try:
+            while self.progress.step < last:
+                self._step()
+                step = self.progress.step
+                if step == last or (training.eval_interval and step % training.eval_interval == 0):
+                    self._evaluate()
+                if step == last or (checkpoint.save_interval and step % checkpoint.save_interval == 0):
+                    self.save()
+        finally:
+            self.console.stop()
+            for writer in self.writers + self.evaluation_writers:
+                writer.close()
+
+    def batch(self, step: int) -> GlobalBatch:
+        """The global batch of step `step`, counted from 0; the same on every rank."""
+        rows = self.inputs.order.batch(step)
+        old = self.old_logprobs
+        return GlobalBatch(
+            samples=[self.inputs.train.samples[i] for i in rows],
+            advantages=self.inputs.advantages[rows],
+            old_logprobs=None if old is None else [old[i] for i in rows],
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint of the run as it stands."""
+        path = save_checkpoint(self.folder.checkpoints, self.progress, self.model, self.optimizer, self.config)
+        self.console.say(f"saved {path}")
+
+    def _step(self) -> None:
+        started = time.perf_counter()
+        batch = self.batch(self.progress.step)
+        result = train_step(self.model, self.optimizer, batch, self.objective, self.layout, self.batch_layout)
+        seconds = time.perf_counter() - started
+        skipped = result.skipped is not None
+        self.progress = Progress(
+            step=self.progress.step + 1,
+            skipped_in_row=self.progress.skipped_in_row + 1 if skipped else 0,
+            skipped_total=self.progress.skipped_total + skipped,
+        )
+        rewards = np.array([sample.reward for sample in batch.samples])
+        result.metrics.numbers |= {
+            "tokens": batch.num_tokens,
+            "tokens_per_second": batch.num_tokens / seconds,
+            "loss_tokens": batch.info.num_tokens,
+            "skipped_steps": self.progress.skipped_total,
+        }
+        if self.objective.loss.uses_advantages:
+            result.metrics.numbers |= {
+                "reward": float(rewards.mean()),
+                "advantage_mean": float(batch.advantages.mean()),
+                "advantage_std": float(batch.advantages.std()),
+            }
+        for writer in self.writers:
+            writer.write(self.progress.step, result.metrics)
+        self.console.step(self.progress.step, result.metrics, seconds)
+        self._stop_if_stuck(result)
+
+    def _stop_if_stuck(self, result: StepResult) -> None:
+        if result.skipped is None:
+            return
+        step, limit = self.progress.step, self.config.training.max_skipped_steps
+        self.console.say(f"step {step} changed nothing: {result.skipped}")
+        if self.progress.skipped_in_row >= limit:
+            raise TrainingStopped(
+                f"stopped at step {step}: {limit} steps in a row changed nothing, the last because {result.skipped}. "
+                "Check the learning rate, clip_grad and the data; --max-skipped-steps sets the limit."
+            )
+
+    def _evaluate(self) -> None:
+        if self.inputs.valid is None:
+            return
+        samples = self.inputs.valid.samples
+        found = evaluate(samples, self._score(samples))
+        for writer in self.evaluation_writers:
+            writer.write(self.progress.step, StepMetrics(found))
+        numbers = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
+        self.console.say(f"held-out rows at step {self.progress.step}: {numbers}")
+
+    def _score(self, samples: list) -> list[np.ndarray]:
+        return score_samples(
+            self.model,
+            samples,
+            self.layout,
+            self.batch_layout,
+            vocab_size=self.inputs.vocab_size,
+            temperature=self.config.loss.temperature,
+            rows_at_once=self.config.data.global_batch_size,
+        )
+
+    def _old_logprobs(self, *, resuming: bool) -> list[np.ndarray] | None:
+        samples = self.inputs.train.samples
+        if not self.objective.loss.uses_old_logprobs:
+            return None
+        if self.config.loss.old_logprobs == "data":
+            return [sample.old_logprobs for sample in samples]
+        return initial_logprobs(
+            self.folder.old_logprobs,
+            samples,
+            self.inputs.fingerprint(),
+            resuming=resuming,
+            score=lambda: self._score(samples),
+        )
+
+    def _find_checkpoint(self) -> Path | None:
+        found = latest_checkpoint(self.folder.resume_from)
+        if found is None and self.config.checkpoint.load:
+            raise UserError("checkpoint", [Problem("--load", "holds no checkpoint", self.config.checkpoint.load)])
+        return found
+
+    def _pretrained(self) -> Path:
+        folder = self.config.checkpoint.pretrained_checkpoint
+        found = latest_checkpoint(folder)
+        if found is None:
+            raise UserError("checkpoint", [Problem("--pretrained-checkpoint", "holds no checkpoint", folder)])
+        return found
+
+    def _writers(self) -> tuple[list[MetricsWriter], list[MetricsWriter]]:
+        """Those of steps and those of evaluations."""
+        if self.layout.rank != 0:
+            return [], []
+        folder, step = self.folder, self.progress.step
+        tensorboard = TensorBoardWriter(folder.tensorboard, step)
+        return (
+            [JsonlWriter(folder.metrics, step), tensorboard],
+            [JsonlWriter(folder.evaluations, step), tensorboard],
+        )
+
+    def _describe(self, checkpoint: Path | None) -> None:
+        inputs, say = self.inputs, self.console.say
+        say(f"run folder {self.folder.path}  (tensorboard --logdir {self.folder.tensorboard})")
+        say(f"training data: {inputs.train.summary()}")
+        if inputs.valid is not None:
+            say(f"held-out data: {inputs.valid.summary()}")
+        skipped = inputs.train.skipped + (inputs.valid.skipped if inputs.valid else [])
+        if skipped and self.layout.rank == 0:
+            path = self.folder.write_list("skipped_rows.txt", [str(problem) for problem in skipped])
+            for problem in skipped[:20]:
+                say(f"  {problem}")
+            say(f"all skipped rows are listed in {path}")
+        if checkpoint is not None:
+            say(f"going on from {checkpoint}, step {self.progress.step} of {inputs.train_iters}")
