@@ -14,17 +14,16 @@ import time
 from pathlib import Path
 
 from megatron_rl.config import UserError, load_config
+from megatron_rl.quickstart.prepare import ensure_prepared
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "configs" / "quickstart.yaml"
 
 
 def main(argv: list[str]) -> int:
     try:
+        # torch is not imported before the configuration is known to be right
         config = load_config(argv, default_config=QUICKSTART)
-        if config_path(argv) == QUICKSTART:
-            from megatron_rl.quickstart.prepare import ensure_prepared
-
-            ensure_prepared(config)
+        ensure_prepared(config)
 
         from megatron_rl.training.inputs import read_inputs
 
@@ -39,14 +38,6 @@ def main(argv: list[str]) -> int:
     except (UserError, TrainingStopped) as error:
         return report(error)
     return 0
-
-
-def config_path(argv: list[str]) -> Path:
-    """The run file that a command line names, or the quickstart's."""
-    from megatron_rl.config.flags import parse_flags
-
-    named = parse_flags(argv)[0]
-    return Path(named).resolve() if named else QUICKSTART
 
 
 def report(error: Exception) -> int:

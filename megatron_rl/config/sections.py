@@ -63,7 +63,7 @@ class ParallelSection(Section):
     context_parallel_size: Count = key(1, "ranks that share each sequence")
     expert_model_parallel_size: Count = key(1, "ranks that share the experts")
     expert_tensor_parallel_size: Count = key(1, "ranks that share each expert's matrices")
-    use_distributed_optimizer: bool = key(False, "shard optimizer state over data-parallel ranks")
+    use_distributed_optimizer: bool = key(True, "shard optimizer state over data-parallel ranks")
     overlap_grad_reduce: bool = key(False, "reduce gradients during the backward pass")
     overlap_param_gather: bool = key(False, "gather updated weights during the forward pass")
     recompute_granularity: Literal["full", "selective"] | None = key(None, "activations to make again in the backward pass")

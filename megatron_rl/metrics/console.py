@@ -24,6 +24,7 @@ class RunConsole:
         self._log_interval = log_interval
         self._progress: Progress | None = None
         self._total = 0
+        self._remaining = _TimeLeft()
 
     def say(self, text: str) -> None:
         """A line of its own, above the progress bar if there is one."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -17,18 +16,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from megatron_rl.data.zigzag import zigzag_positions
-
-
-@dataclass
-class PackedSequences(PackedSeqParams):
-    """Megatron's description of packed sequences, and their lengths on the host: nothing waits for the device."""
-
-    lengths: tuple[int, ...] = ()
+from megatron_rl.models.packed_sequences import PackedSequences
 
 
 class _GatherSequence(torch.autograd.Function):
@@ -101,14 +93,15 @@ class TorchCoreAttention(MegatronModule):
         """Attend.
 
         Args:
-            query: packed [T/cp, heads, D], or [S, B, heads, D]. key, value: the same with their groups.
+            query: packed [T/cp, 1, heads, D], or [S, B, heads, D]. key, value: the same with their groups.
             packed_seq_params: lengths of the packed sequences, or None for a [S, B] batch.
 
         Returns:
-            [T/cp, heads·D], or [S, B, heads·D].
+            [T/cp, 1, heads·D], or [S, B, heads·D].
         """
         if packed_seq_params is not None:
-            return self._packed(query, key, value, packed_seq_params.lengths)
+            q, k, v = (x.squeeze(1) for x in (query, key, value))
+            return self._packed(q, k, v, packed_seq_params.lengths)[:, None]
         q, k, v = (x.transpose(0, 1) for x in (query, key, value))
         return self._attend(q, k, v).transpose(0, 1).flatten(2)
 

@@ -12,6 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron_rl.config import RunConfig
 from megatron_rl.models.initial_weights import initialize_weights
 from megatron_rl.models.layer_specs import decoder_spec, use_transformer_engine
+from megatron_rl.models.rotary import PackedRotaryEmbedding
 
 
 def padded_vocab_size(vocab_size: int, divisible_by: int, tensor_parallel: int) -> int:
@@ -46,6 +47,7 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
         num_query_groups=model.num_query_groups,
         kv_channels=model.kv_channels,
         ffn_hidden_size=model.ffn_hidden_size,
+        transformer_impl="transformer_engine" if transformer_engine else "local",
         normalization="RMSNorm",
         layernorm_epsilon=model.norm_epsilon,
         qk_layernorm=model.qk_layernorm,
@@ -126,7 +128,7 @@ def _build_chunk(
     config: RunConfig, megatron_config: TransformerConfig, vocab_size: int, vp_stage: int | None
 ) -> GPTModel:
     model, parallel = config.model, config.parallel
-    transformer_engine = use_transformer_engine(model.transformer_impl)
+    transformer_engine = megatron_config.transformer_impl == "transformer_engine"
     chunk = GPTModel(
         config=megatron_config,
         transformer_layer_spec=decoder_spec(megatron_config, transformer_engine, vp_stage),
@@ -142,4 +144,9 @@ def _build_chunk(
         rotary_base=model.rotary_base,
         vp_stage=vp_stage,
     )
-    return chunk.bfloat16() if model.bf16 else chunk
+    if not transformer_engine:
+        chunk.rotary_pos_emb = PackedRotaryEmbedding(megatron_config.kv_channels, model.rotary_base)
+    if model.bf16:
+        for parameter in chunk.parameters():
+            parameter.data = parameter.data.bfloat16()
+    return chunk

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from megatron_rl.data.micro_batch import IGNORE_INDEX, MicroBatch
 from megatron_rl.distributed.parallel import ParallelLayout
 from megatron_rl.logprobs import logprobs_from_logits
-from megatron_rl.models.core_attention import PackedSequences
+from megatron_rl.models.packed_sequences import describe_packing
 
 LossOfMicroBatch = Callable[[MicroBatch, Tensor], tuple[Tensor, Tensor, dict[str, Any]]]
 """(micro-batch, its [T, V/tp] logits) -> (Σ loss of its tokens, how many count, what to hand back)."""
@@ -37,13 +38,15 @@ def run_schedule(
         what `loss_of_micro_batch` handed back, one for each micro-batch, on the last stage; elsewhere nothing.
     """
 
+    config = get_model_config(model[0])
+
     def forward_step(iterator, chunk):
         micro_batch = next(iterator).to(layout.device)
         output = chunk(
             input_ids=micro_batch.token_ids[None],
             position_ids=micro_batch.position_ids[None],
             attention_mask=None,
-            packed_seq_params=packed_sequences(micro_batch.lengths, layout.device),
+            packed_seq_params=describe_packing(config, micro_batch.lengths, micro_batch.position_ids),
         )
         return output, partial(_loss, micro_batch)
 
@@ -59,21 +62,6 @@ def run_schedule(
         seq_length=max_tokens,
         micro_batch_size=1,
         forward_only=forward_only,
-    )
-
-
-def packed_sequences(lengths: tuple[int, ...], device: torch.device) -> PackedSequences:
-    """Megatron's description of sequences packed end to end, padding counted in."""
-    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    ends = ends.to(device, non_blocking=True)
-    longest = max(lengths)
-    return PackedSequences(
-        qkv_format="thd",
-        cu_seqlens_q=ends,
-        cu_seqlens_kv=ends,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-        lengths=lengths,
     )
 
 

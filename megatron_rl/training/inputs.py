@@ -100,6 +100,6 @@ def _vocab_size(config: RunConfig, tokenizer: SentencePieceTokenizer | None) -> 
 
 def _check_schedule(config: RunConfig, train_iters: int) -> None:
     warmup, decay = config.optimizer.lr_warmup_iters, config.optimizer.lr_decay_iters or train_iters
-    if warmup and warmup >= decay:
+    if config.optimizer.lr_decay_style != "constant" and warmup >= decay:
         message = f"must be below the {decay} steps of the schedule"
         raise UserError("configuration", [Problem("--lr-warmup-iters", message, str(warmup))])

@@ -37,7 +37,8 @@ class Optimizer:
             model,
             use_gloo_process_groups=False,
         )
-        decay_steps = section.lr_decay_iters or train_iters
+        # a constant rate has no decay that a long warm-up could overrun
+        decay_steps = max(section.lr_decay_iters or train_iters, section.lr_warmup_iters + 1)
         self.scheduler = OptimizerParamScheduler(
             self.megatron,
             init_lr=0.0,
