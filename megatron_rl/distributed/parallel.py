@@ -40,6 +40,8 @@ def start_process_group(timeout_minutes: int) -> torch.device:
     """Join torchrun's process group, or be alone without torchrun; NCCL with CUDA, else gloo."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
         os.environ.setdefault(name, value)
+    # Megatron-Core overlaps communication in the order in which kernels were queued
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     if cuda:

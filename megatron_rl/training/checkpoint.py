@@ -1,13 +1,10 @@
 """Distributed checkpoints: written by any layout, read by any other.
 
-A checkpoint folder holds one folder a checkpoint, `iter_0000012`, and `latest_checkpointed_iteration.txt`
-with the number of the newest whole one, as in Megatron-LM. The pointer is replaced atomically, after
-everything else is on disk, so that a killed run finds the checkpoint before it.
+How checkpoints lie in their folder is in `checkpoint_folder`.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,9 +17,9 @@ from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from megatron_rl.config import Problem, RunConfig, UserError
+from megatron_rl.training.checkpoint_folder import checkpoint_path, point_to
 from megatron_rl.training.optimizer import Optimizer
 
-POINTER = "latest_checkpointed_iteration.txt"
 
 
 @dataclass(frozen=True)
@@ -34,27 +31,11 @@ class Progress:
     skipped_total: int = 0
 
 
-def latest_checkpoint(folder: str | Path) -> Path | None:
-    """The newest whole checkpoint in a checkpoint folder, or None if it holds none.
-
-    Raises:
-        UserError: the pointer does not name a checkpoint that is there.
-    """
-    pointer = Path(folder) / POINTER
-    if not pointer.is_file():
-        return None
-    text = pointer.read_text().strip()
-    path = Path(folder) / f"iter_{int(text):07}" if text.isdigit() else None
-    if path is None or not path.is_dir():
-        raise UserError("checkpoint", [Problem(str(pointer), "does not name a checkpoint in its folder", repr(text))])
-    return path
-
-
 def save_checkpoint(
     folder: Path, progress: Progress, model: list[torch.nn.Module], optimizer: Optimizer, config: RunConfig
 ) -> Path:
     """Write weights, optimizer, schedule, position and random state; called by all ranks together."""
-    path = folder / f"iter_{progress.step:07}"
+    path = checkpoint_path(folder, progress.step)
     if dist.get_rank() == 0:
         path.mkdir(parents=True, exist_ok=True)
     dist.barrier()
@@ -69,7 +50,7 @@ def save_checkpoint(
     }
     dist_checkpointing.save(state, str(path), async_strategy="mcore")
     if dist.get_rank() == 0:
-        _write_atomically(folder / POINTER, str(progress.step))
+        point_to(folder, progress.step)
     dist.barrier()
     return path
 
@@ -185,12 +166,3 @@ def _restore_random(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     torch.cuda.set_rng_state(state["cuda"])
     tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    aside = path.with_name(path.name + ".tmp")
-    with aside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -14,11 +15,16 @@ from megatron_rl.data.order import RowOrder
 from megatron_rl.data.read import DataSet, read_files
 from megatron_rl.data.rows import RowFormat
 from megatron_rl.data.tokenizer import SentencePieceTokenizer
+from megatron_rl.training.checkpoint_folder import required_checkpoint
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Training rows with their advantages [R], held-out rows or None, and the vocabulary's size without padding."""
+    """What a run reads.
+
+    advantages: [R] of the training rows. valid: held-out rows, or None. vocab_size: without padding.
+    pretrained, load: checkpoints that were named to start from or to go on from, or None.
+    """
 
     train: DataSet
     valid: DataSet | None
@@ -26,6 +32,8 @@ class Inputs:
     vocab_size: int
     order: RowOrder
     train_iters: int
+    pretrained: Path | None
+    load: Path | None
 
     def fingerprint(self) -> str:
         """A digest of the training rows' tokens, the same for the same rows in the same order."""
@@ -38,7 +46,7 @@ class Inputs:
 
 
 def read_inputs(config: RunConfig) -> Inputs:
-    """Read the tokenizer and all rows.
+    """Read the tokenizer and all rows, and find the checkpoints that are named.
 
     Raises:
         UserError: what is wrong with them, or with keys whose rules depend on them.
@@ -77,7 +85,16 @@ def read_inputs(config: RunConfig) -> Inputs:
     )
     _check_schedule(config, train_iters)
     order = RowOrder(len(train.samples), data.global_batch_size, config.training.seed, data.shuffle)
-    return Inputs(train, valid, advantages, vocab_size, order, train_iters)
+    return Inputs(
+        train=train,
+        valid=valid,
+        advantages=advantages,
+        vocab_size=vocab_size,
+        order=order,
+        train_iters=train_iters,
+        pretrained=required_checkpoint("--pretrained-checkpoint", config.checkpoint.pretrained_checkpoint),
+        load=required_checkpoint("--load", config.checkpoint.load),
+    )
 
 
 def _vocab_size(config: RunConfig, tokenizer: SentencePieceTokenizer | None) -> int:

@@ -20,7 +20,6 @@ class RunFolder:
         dist.broadcast_object_list(holder, src=0)
         self.path = Path(holder[0])
         self.checkpoints = Path(config.checkpoint.save) if config.checkpoint.save else self.path / "checkpoints"
-        self.resume_from = Path(config.checkpoint.load) if config.checkpoint.load else self.checkpoints
         self.tensorboard = Path(config.logging.tensorboard_dir or self.path / "tensorboard")
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"

@@ -7,20 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron_rl.config import Problem, RunConfig, UserError
+from megatron_rl.config import RunConfig
 from megatron_rl.data.global_batch import GlobalBatch
 from megatron_rl.distributed.parallel import batch_layout, start_model_parallel, start_process_group
 from megatron_rl.metrics.console import RunConsole
 from megatron_rl.metrics.reduce import StepMetrics
 from megatron_rl.metrics.writers import JsonlWriter, MetricsWriter, TensorBoardWriter
 from megatron_rl.models.gpt import build_model
-from megatron_rl.training.checkpoint import (
-    Progress,
-    latest_checkpoint,
-    load_checkpoint,
-    load_weights,
-    save_checkpoint,
-)
+from megatron_rl.training.checkpoint import Progress, load_checkpoint, load_weights, save_checkpoint
+from megatron_rl.training.checkpoint_folder import latest_checkpoint
 from megatron_rl.training.inputs import Inputs
 from megatron_rl.training.old_policy import initial_logprobs
 from megatron_rl.training.optimizer import Optimizer
@@ -54,9 +49,9 @@ class Trainer:
             vocab_size=inputs.vocab_size,
         )
         self.model = build_model(config, inputs.vocab_size, device)
-        checkpoint = self._find_checkpoint()
-        if checkpoint is None and config.checkpoint.pretrained_checkpoint:
-            load_weights(self._pretrained(), self.model)
+        checkpoint = inputs.load or latest_checkpoint(self.folder.checkpoints)
+        if checkpoint is None and inputs.pretrained is not None:
+            load_weights(inputs.pretrained, self.model)
         self.optimizer = Optimizer(config, self.model, inputs.train_iters)
         self.progress = Progress()
         if checkpoint is not None:
@@ -72,21 +67,24 @@ class Trainer:
             TrainingStopped: `max_skipped_steps` steps in a row changed nothing.
         """
         training, checkpoint, last = self.config.training, self.config.checkpoint, self.inputs.train_iters
-        if self.progress.step == 0:
-            self._evaluate()
+        before = self._evaluate() if self.progress.step == 0 else {}
+        after = {}
         self.console.start(self.progress.step, last)
         try:
             while self.progress.step < last:
                 self._step()
                 step = self.progress.step
                 if step == last or (training.eval_interval and step % training.eval_interval == 0):
-                    self._evaluate()
+                    after = self._evaluate()
                 if step == last or (checkpoint.save_interval and step % checkpoint.save_interval == 0):
                     self.save()
         finally:
             self.console.stop()
             for writer in self.writers + self.evaluation_writers:
                 writer.close()
+        for name in sorted(before.keys() & after.keys()):
+            self.console.say(f"{name}: {before[name]:.4f} before, {after[name]:.4f} after {last} steps")
+        self.console.say(f"done; results are in {self.folder.path}: metrics.jsonl, evaluations.jsonl, tensorboard")
 
     def batch(self, step: int) -> GlobalBatch:
         """The global batch of step `step`, counted from 0; the same on every rank."""
@@ -143,15 +141,16 @@ class Trainer:
                 "Check the learning rate, clip_grad and the data; --max-skipped-steps sets the limit."
             )
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> dict[str, float]:
         if self.inputs.valid is None:
-            return
+            return {}
         samples = self.inputs.valid.samples
         found = evaluate(samples, self._score(samples))
         for writer in self.evaluation_writers:
             writer.write(self.progress.step, StepMetrics(found))
         numbers = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
         self.console.say(f"held-out rows at step {self.progress.step}: {numbers}")
+        return found
 
     def _score(self, samples: list) -> list[np.ndarray]:
         return score_samples(
@@ -177,19 +176,6 @@ class Trainer:
             resuming=resuming,
             score=lambda: self._score(samples),
         )
-
-    def _find_checkpoint(self) -> Path | None:
-        found = latest_checkpoint(self.folder.resume_from)
-        if found is None and self.config.checkpoint.load:
-            raise UserError("checkpoint", [Problem("--load", "holds no checkpoint", self.config.checkpoint.load)])
-        return found
-
-    def _pretrained(self) -> Path:
-        folder = self.config.checkpoint.pretrained_checkpoint
-        found = latest_checkpoint(folder)
-        if found is None:
-            raise UserError("checkpoint", [Problem("--pretrained-checkpoint", "holds no checkpoint", folder)])
-        return found
 
     def _writers(self) -> tuple[list[MetricsWriter], list[MetricsWriter]]:
         """Those of steps and those of evaluations."""
