@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/setup.sh
-set_up ""
+set_up
 
 if has_gpu; then
     processes=$(nvidia-smi -L | grep -c GPU)

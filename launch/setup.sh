@@ -1,6 +1,6 @@
 # Sourced by quickstart.sh and test.sh: a virtual environment with everything the project needs.
 #
-#   set_up EXTRAS     e.g. set_up tests; sets PYTHON to the environment's interpreter
+#   set_up [EXTRA]    e.g. set_up tests; sets PYTHON to the environment's interpreter
 #
 # Variables: VENV, the environment's folder (default: .venv in the repository); TORCH, what pip installs as
 # torch (default: torch). Running it again does nothing when nothing has changed.
@@ -57,8 +57,8 @@ install_torch() {
 }
 
 set_up() {
-    local extras=$1 python stamp
-    stamp=$VENV/.set-up-$extras-$(cksum <"$REPO/setup.py" | cut -d' ' -f1)
+    local extra=${1:-} python stamp
+    stamp=$VENV/.set-up-$extra-$(cksum <"$REPO/setup.py" | cut -d' ' -f1)
     PYTHON=$VENV/bin/python
     if [ -e "$stamp" ]; then say "environment $VENV is up to date"; return; fi
     if [ ! -x "$PYTHON" ]; then
@@ -72,8 +72,8 @@ set_up() {
         fi
     fi
     install_torch || return 1
-    say "installing megatron_rl[$extras] and what it needs"
-    "$PYTHON" -m pip install --quiet --editable "$REPO[$extras]" || return 1
+    say "installing megatron_rl${extra:+ with its $extra} and what it needs"
+    "$PYTHON" -m pip install --quiet --editable "$REPO${extra:+[$extra]}" || return 1
     if has_gpu && ! "$PYTHON" -c 'import transformer_engine.pytorch' >/dev/null 2>&1; then
         say "installing TransformerEngine"
         "$PYTHON" -m pip install --quiet --no-build-isolation --editable "$REPO[gpu]" ||
