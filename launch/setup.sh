@@ -43,7 +43,7 @@ find_python312() {
 # Torch before the rest, so that a machine without a GPU gets the build without CUDA where that can be had.
 install_torch() {
     if "$PYTHON" -c 'import torch' >/dev/null 2>&1; then
-        say "torch is there already: $("$PYTHON" -c 'import torch; print(torch.__version__)')"
+        say "torch is there already: $("$PYTHON" -c 'import torch; print(torch.__version__)' 2>/dev/null)"
     elif has_gpu; then
         say "installing $TORCH with CUDA"
         "$PYTHON" -m pip install --quiet "$TORCH"

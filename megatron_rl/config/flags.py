@@ -107,15 +107,15 @@ def parse_flags(argv: list[str]) -> tuple[str | None, dict[str, Any], list[Probl
     given, unknown = parser.parse_known_args(spelled)
     values = vars(given)
     problems = []
-    after_unknown_flag = False
+    takes_value = False
     for token in unknown:
         is_flag = token.startswith("-")
         if is_flag:
             name = token.partition("=")[0]
             problems.append(Problem(name, "unknown flag" + closest(name, known)))
-        elif not after_unknown_flag:
+        elif not takes_value:
             problems.append(Problem(repr(token), "unexpected argument; values follow a --flag"))
-        after_unknown_flag = is_flag
+        takes_value = is_flag and "=" not in token
     config = values.pop("config", None)
     text_keys = {k for s in SECTIONS.values() for k, f in s.model_fields.items() if str in _kinds(f.annotation)}
     for key, value in list(values.items()):

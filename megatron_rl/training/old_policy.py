@@ -1,4 +1,4 @@
-"""Log-probabilities of the old policy for every training row, from the rows or from the starting weights."""
+"""Log-probabilities of the starting weights for every training row, kept for when the run goes on."""
 
 from __future__ import annotations
 
@@ -12,24 +12,39 @@ import torch.distributed as dist
 from megatron_rl.config import Problem, UserError
 from megatron_rl.data.samples import Sample
 
+FILE = "old_logprobs.npz"
+
 
 def initial_logprobs(
-    path: Path, samples: Sequence[Sample], fingerprint: str, *, resuming: bool, score: Callable[[], list[np.ndarray]]
+    samples: Sequence[Sample],
+    fingerprint: str,
+    *,
+    checkpoints: Path,
+    resumed_from: Path | None,
+    score: Callable[[], list[np.ndarray]],
 ) -> list[np.ndarray]:
-    """Those of the starting weights: computed once, kept in the run folder for when the run goes on.
+    """Computed once at the start and written beside the run's checkpoints; read from there afterwards.
 
     Args:
-        path: where they are kept. fingerprint: of the training rows. score: computes them, on all ranks together.
+        fingerprint: of the training rows.
+        checkpoints: the run's folder of checkpoints.
+        resumed_from: the folder of checkpoints that the run goes on from, or None at a start.
+        score: computes them with the weights as they are, on all ranks together.
 
     Raises:
-        UserError: the run goes on from a checkpoint, whose weights are no longer the starting ones, and the
-            file is missing or belongs to other rows.
+        UserError: the run goes on, so that its weights are no longer the starting ones, and the file is
+            missing or belongs to other rows.
     """
-    if not resuming:
+    if resumed_from is None:
         values = score()
-        if dist.get_rank() == 0:
-            _write(path, values, fingerprint)
-        return values
+    else:
+        values = _read(resumed_from / FILE, samples, fingerprint)
+    if resumed_from != checkpoints and dist.get_rank() == 0:
+        _write(checkpoints / FILE, values, fingerprint)
+    return values
+
+
+def _read(path: Path, samples: Sequence[Sample], fingerprint: str) -> list[np.ndarray]:
     if not path.is_file():
         message = "is missing: the old policy's log-probabilities cannot be made again from a later checkpoint"
         raise UserError("resume", [Problem(str(path), message)])
@@ -42,6 +57,7 @@ def initial_logprobs(
 
 
 def _write(path: Path, values: list[np.ndarray], fingerprint: str) -> None:
-    aside = path.with_name("." + path.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name("partial-" + path.name)
     np.savez(aside, logprobs=np.concatenate(values), fingerprint=np.array(fingerprint))
     os.replace(aside, path)

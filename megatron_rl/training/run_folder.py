@@ -23,7 +23,6 @@ class RunFolder:
         self.tensorboard = Path(config.logging.tensorboard_dir or self.path / "tensorboard")
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
-        self.old_logprobs = self.path / "old_logprobs.npz"
         if dist.get_rank() == 0:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / "config.yaml").write_text(dump_config(config), encoding="utf-8")

@@ -56,7 +56,7 @@ class Trainer:
         self.progress = Progress()
         if checkpoint is not None:
             self.progress = load_checkpoint(checkpoint, self.model, self.optimizer, config)
-        self.old_logprobs = self._old_logprobs(resuming=checkpoint is not None)
+        self.old_logprobs = self._old_logprobs(resumed_from=checkpoint.parent if checkpoint else None)
         self.writers, self.evaluation_writers = self._writers()
         self._describe(checkpoint)
 
@@ -163,17 +163,17 @@ class Trainer:
             rows_at_once=self.config.data.global_batch_size,
         )
 
-    def _old_logprobs(self, *, resuming: bool) -> list[np.ndarray] | None:
+    def _old_logprobs(self, resumed_from: Path | None) -> list[np.ndarray] | None:
         samples = self.inputs.train.samples
         if not self.objective.loss.uses_old_logprobs:
             return None
         if self.config.loss.old_logprobs == "data":
             return [sample.old_logprobs for sample in samples]
         return initial_logprobs(
-            self.folder.old_logprobs,
             samples,
             self.inputs.fingerprint(),
-            resuming=resuming,
+            checkpoints=self.folder.checkpoints,
+            resumed_from=resumed_from,
             score=lambda: self._score(samples),
         )
 

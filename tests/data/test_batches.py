@@ -1,0 +1,162 @@
+"""Order, packing, labels and context-parallel shares."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from megatron_rl.config.rules import sequence_divisor
+from megatron_rl.data.global_batch import BatchLayout, GlobalBatch
+from megatron_rl.data.micro_batch import IGNORE_INDEX, PackedSequence, pack_micro_batch
+from megatron_rl.data.order import RowOrder
+from megatron_rl.data.packing import pack
+from megatron_rl.data.samples import Sample
+from megatron_rl.data.zigzag import zigzag_positions
+
+
+def sample(length, prompt_length=1, first=0, mask=None):
+    n = length - prompt_length
+    return Sample(
+        token_ids=np.arange(first, first + length),
+        prompt_length=prompt_length,
+        reward=1.0,
+        prompt="p",
+        loss_mask=np.ones(n, bool) if mask is None else np.array(mask, bool),
+        old_logprobs=-np.arange(1, n + 1, dtype=np.float32),
+    )
+
+
+# --- order
+
+
+def test_rows_go_on_after_resuming():
+    order = RowOrder(10, 2, seed=0, shuffle=False)
+    assert [order.batch(step).tolist() for step in (0, 1, 2)] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_every_row_once_an_epoch_in_an_order_of_its_own():
+    order = RowOrder(10, 4, seed=7)
+    rows = np.concatenate([order.batch(step) for step in range(10)])
+    epochs = rows.reshape(4, 10)
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs.tolist())
+    assert len({tuple(epoch) for epoch in epochs.tolist()}) == 4
+    assert (RowOrder(10, 4, seed=7).batch(3) == order.batch(3)).all()
+    assert (RowOrder(10, 4, seed=8).batch(0) != order.batch(0)).any()
+
+
+# --- packing
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("ranks", "multiple"), [(1, 1), (2, 1), (4, 1), (3, 4)])
+def test_packing_holds_everything_once_and_in_step(seed, ranks, multiple):
+    lengths = np.minimum(np.random.default_rng(seed).lognormal(4, 1, 200).astype(int) + 1, 1024).tolist()
+    shares = pack(lengths, 1024, ranks, multiple)
+    assert sorted(i for share in shares for bin in share for i in bin) == list(range(200))
+    assert all(sum(lengths[i] for i in bin) <= 1024 for share in shares for bin in share)
+    counts = {len(share) for share in shares}
+    assert len(counts) == 1
+    assert counts.pop() % multiple == 0
+    loads = [sum(lengths[i] for bin in share for i in bin) for share in shares]
+    assert max(loads) <= 1.1 * sum(loads) / ranks
+
+
+def test_ranks_run_the_same_number_of_micro_batches():
+    shares = pack([95] * 5 + [20] * 5, 100, 2)
+    assert len(shares[0]) == len(shares[1]) == 3
+    shares = pack([100] * 8 + [1000] * 8, 1000, 2)
+    assert len(shares[0]) == len(shares[1])
+
+
+def test_fewer_sequences_than_ranks_leave_empty_micro_batches():
+    assert sorted(map(str, pack([5], 10, 2))) == ["[[0]]", "[[]]"]
+
+
+def test_a_sequence_that_cannot_fit_is_an_error():
+    with pytest.raises(ValueError, match="11 tokens does not fit a micro-batch of 10"):
+        pack([3, 11], 10, 1)
+
+
+# --- context parallelism
+
+
+def test_zigzag_of_eight_over_two():
+    assert zigzag_positions([8], 2, 0).tolist() == [0, 1, 6, 7]
+    assert zigzag_positions([8], 2, 1).tolist() == [2, 3, 4, 5]
+
+
+def test_the_divisor_of_tensor_and_context_parallelism():
+    assert sequence_divisor(4, 2) == 8
+    assert sequence_divisor(1, 2) == 4
+    assert sequence_divisor(3, 2) == 12
+    assert sequence_divisor(8, 1) == 1
+
+
+def micro_batch(samples, cp_size=1, cp_rank=0, divisor=1, total=1):
+    sequences, slot = [], 0
+    for s in samples:
+        sequences.append(PackedSequence(s, 0.5, slot, s.old_logprobs))
+        slot += s.completion_length
+    return pack_micro_batch(
+        sequences, sequence_divisor=divisor, total_divisor=total, cp_size=cp_size, cp_rank=cp_rank
+    )
+
+
+def test_labels_cross_the_seams_of_context_parallel_shares():
+    """Rank 0 owns positions 0, 1, 6, 7 of eight: each must know the token after it, also a neighbour's."""
+    found = micro_batch([sample(8)], cp_size=2, cp_rank=0, divisor=4)
+    assert found.labels.tolist() == [1, 2, 7, IGNORE_INDEX]
+    assert micro_batch([sample(8)], cp_size=2, cp_rank=1, divisor=4).labels.tolist() == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("length", range(2, 20))
+@pytest.mark.parametrize("cp", [2, 4])
+def test_context_parallel_shares_are_the_whole(length, cp):
+    """Whatever the length, the shares of all ranks hold each label, value and slot once, as one rank does."""
+    samples = [sample(length), sample(5, 2, first=20)]
+    whole = micro_batch(samples, divisor=2 * cp)
+    shares = [micro_batch(samples, cp, rank, divisor=2 * cp) for rank in range(cp)]
+    owned = np.concatenate([zigzag_positions(whole.lengths, cp, rank) for rank in range(cp)])
+    for name in ("token_ids", "labels", "position_ids", "mask", "old_logprobs", "advantages", "sequence_index", "slots"):
+        joined = torch.cat([getattr(share, name) for share in shares])
+        assert torch.equal(joined[torch.from_numpy(np.argsort(owned))], getattr(whole, name)), name
+
+
+def test_contents_of_a_packed_micro_batch():
+    found = micro_batch([sample(4, 2, first=10), sample(3, 1, first=50, mask=[0, 1])], total=8)
+    assert found.token_ids.tolist() == [10, 11, 12, 13, 50, 51, 52, 0]
+    assert found.labels.tolist() == [-100, 12, 13, -100, -100, 52, -100, -100]
+    assert found.mask.tolist() == [False, True, True, False, False, True, False, False]
+    assert found.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert found.old_logprobs.tolist() == [0, -1, -2, 0, -1, -2, 0, 0]
+    assert found.sequence_index.tolist() == [0] * 4 + [1] * 4
+    assert found.sequence_tokens.tolist() == [2, 1]
+    assert found.slots.tolist() == [-1, 0, 1, -1, 2, 3, -1, -1]
+    assert found.lengths == (4, 4)
+
+
+def test_a_micro_batch_without_sequences_is_padding():
+    found = micro_batch([], cp_size=2, cp_rank=1, divisor=4)
+    assert len(found.token_ids) == 2
+    assert not found.mask.any()
+
+
+@pytest.mark.parametrize("budget", [64, 32, 22])
+def test_the_counts_of_a_batch_do_not_depend_on_the_layout(budget):
+    samples = [sample(n, 1, mask=None if n % 3 else [0] * (n - 1)) for n in range(2, 21)]
+    batch = GlobalBatch(samples, np.ones(len(samples)))
+    assert batch.info.num_sequences == 13
+    for ranks in (1, 2):
+        micro_batches = [
+            m
+            for rank in range(ranks)
+            for m in batch.micro_batches(BatchLayout(budget, data_parallel_size=ranks, data_parallel_rank=rank))
+        ]
+        assert sum(int(m.mask.sum()) for m in micro_batches) == batch.info.num_tokens
+        assert sum(int((m.sequence_tokens > 0).sum()) for m in micro_batches) == batch.info.num_sequences
+        slots = torch.cat([m.slots[m.slots >= 0] for m in micro_batches])
+        assert sorted(slots.tolist()) == list(range(batch.num_slots))
+        assert math.isclose(sum(len(m.token_ids) for m in micro_batches), batch.num_tokens, abs_tol=ranks * 60)

@@ -1,0 +1,122 @@
+"""One seed, one data set, three optimizer steps: the same numbers on every layout as in one process.
+
+The model computes in fp32. A layout changes the order of sums, which moves a result by a few 1e-7; 1e-5 is
+far above that and far below any wrong factor, lost label or double count.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.harness import REPO, lines_of, torchrun
+
+TP2, PP2, CP2 = "--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2", "--context-parallel-size=2"
+SP, VPP2, EP2 = "--sequence-parallel", "--virtual-pipeline-model-parallel-size=2", "--expert-model-parallel-size=2"
+PLAIN_OPTIMIZER = "--no-use-distributed-optimizer"
+OVERLAP = ["--overlap-grad-reduce", "--overlap-param-gather"]
+
+VARIANTS = {
+    "dense": [],
+    "untied": ["--untie-embeddings-and-output-weights", "--qk-layernorm", "--add-qkv-bias"],
+    "moe": ["--num-experts=4", "--moe-ffn-hidden-size=48"],
+    "ppo": ["--loss-mode=vanilla", "--loss-agg-mode=seq-mean-token-mean", "--old-logprobs=initial"],
+    "sft": ["--loss-mode=sft", "--loss-agg-mode=seq-mean-token-sum", "--temperature=1.3"],
+}
+"""What is trained; each is compared with its own run in one process."""
+
+LAYOUTS = {
+    1: {
+        "dense": {
+            "one process": [],
+            "plain optimizer": [PLAIN_OPTIMIZER],
+            "budget 1/2": ["--max-tokens-per-microbatch=96"],
+            "budget 1/3": ["--max-tokens-per-microbatch=64"],
+            "full recompute": ["--recompute-granularity=full"],
+            "selective recompute": ["--recompute-granularity=selective"],
+        },
+        "untied": {"one process": []},
+        "moe": {"one process": [], "budget 1/3": ["--max-tokens-per-microbatch=64"]},
+        "ppo": {"one process": []},
+        "sft": {"one process": []},
+    },
+    2: {
+        "dense": {
+            "TP2": [TP2],
+            "TP2 SP": [TP2, SP],
+            "TP2 SP full recompute": [TP2, SP, "--recompute-granularity=full"],
+            "PP2": [PP2],
+            "PP2 VPP2": [PP2, VPP2],
+            "PP2 plain optimizer": [PP2, PLAIN_OPTIMIZER],
+            "PP2 full recompute": [PP2, "--recompute-granularity=full"],
+            "DP2": [],
+            "DP2 plain optimizer": [PLAIN_OPTIMIZER],
+            "DP2 overlap": OVERLAP,
+            "DP2 budget 1/3": ["--max-tokens-per-microbatch=64"],
+            "CP2": [CP2],
+        },
+        "untied": {"TP2 SP": [TP2, SP], "PP2": [PP2]},
+        "moe": {"DP2": [], "EP2": [EP2], "EP2 plain optimizer": [EP2, PLAIN_OPTIMIZER], "TP2 SP": [TP2, SP]},
+        "ppo": {"CP2": [CP2]},
+        "sft": {"PP2": [PP2]},
+    },
+    8: {
+        "dense": {
+            "TP2 PP2 DP2": [TP2, PP2],
+            "TP2 CP2 DP2": [TP2, CP2],
+            "TP2 SP PP2 VPP2 CP2 overlap": [TP2, SP, PP2, VPP2, CP2, *OVERLAP],
+            "PP4 DP2": ["--pipeline-model-parallel-size=4"],
+        },
+        "moe": {"EP2 TP2 SP PP2 DP2": [EP2, TP2, SP, PP2]},
+        "ppo": {"TP2 SP CP2 DP2": [TP2, SP, CP2]},
+    },
+}
+
+CASES = [(world, v, layout) for world, vs in LAYOUTS.items() for v, layouts in vs.items() for layout in layouts]
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_config, tmp_path_factory):
+    """All runs, in one start of a process group for each number of processes: {(world, variant, layout): folder}."""
+    folder = tmp_path_factory.mktemp("layouts")
+    folders, logs = {}, {}
+    for world, variants in LAYOUTS.items():
+        commands = {}
+        for variant, layouts in variants.items():
+            for layout, flags in layouts.items():
+                where = folder / f"{world}-{variant}-{layout}".replace(" ", "_").replace("/", ":")
+                folders[world, variant, layout] = where
+                commands[str(where)] = ["--config", str(tiny_config), *VARIANTS[variant], *flags]
+        cases = folder / f"cases-{world}.json"
+        cases.write_text(json.dumps(commands))
+        run = torchrun(world, REPO / "tests" / "workers" / "training_runs.py", str(cases), timeout=900)
+        logs[world] = run.stdout
+    return folders, logs
+
+
+@pytest.mark.parametrize(("world", "variant", "layout"), CASES, ids=[f"{w}-{v}-{n}" for w, v, n in CASES])
+@pytest.mark.parametrize("file", ["metrics.jsonl", "evaluations.jsonl"])
+def test_same_numbers_as_one_process(runs, world, variant, layout, file):
+    folders, logs = runs
+    folder = folders[world, variant, layout]
+    error = folder / "error.txt"
+    assert not error.exists(), error.read_text()
+    assert (folder / file).exists(), logs[world][-3000:]
+    found, expected = lines_of(folder / file), lines_of(folders[1, variant, "one process"] / file)
+    # where the old policy is the starting one, log-ratios begin as rounding noise of log-probabilities
+    noise = 2e-6 if variant == "ppo" else 0
+    for line in (*found, *expected):
+        line.pop("tokens_per_second", None)
+    assert [line["step"] for line in found] == ([0, 3] if file == "evaluations.jsonl" else [1, 2, 3])
+    for got, want in zip(found, expected, strict=True):
+        assert got == pytest.approx(want, rel=1e-5, abs=noise)
+
+
+def test_steps_report_what_is_promised(runs):
+    folders, _ = runs
+    line = lines_of(folders[1, "dense", "one process"] / "metrics.jsonl")[0]
+    promised = """step loss grad_norm lr tokens tokens_per_second reward log_ratio_mean log_ratio_p1 log_ratio_p50
+        log_ratio_p99 dro_penalty_pull dro_penalty_share kl_old_new_k1 kl_old_new_k3"""
+    assert set(promised.split()) <= set(line)
+    assert all(line[name] is not None for name in promised.split())
