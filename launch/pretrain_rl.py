@@ -31,12 +31,15 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         return report(error)
 
+    import torch.distributed as dist
+
     from megatron_rl.training.trainer import Trainer, TrainingStopped
 
     try:
         Trainer(config, inputs).train()
     except (UserError, TrainingStopped) as error:
         return report(error)
+    dist.destroy_process_group()
     return 0
 
 

@@ -153,7 +153,7 @@ class CheckpointSection(Section):
     run_dir: str | None = key(None, "folder of the run (default: runs/LOSS-TIME-seedSEED); given again, the run goes on")
     pretrained_checkpoint: str | None = key(None, "checkpoint folder whose weights the run starts from (default: random weights)")
     save: str | None = key(None, "folder of checkpoints (default: checkpoints in the run folder)")
-    load: str | None = key(None, "checkpoint folder to go on from (default: that of save, if it holds one)")
+    load: str | None = key(None, "checkpoint folder of another run to go on from, until this run has checkpoints of its own")
     save_interval: Count | None = key(None, "steps between checkpoints (default: only at the end)")
 
 

@@ -49,7 +49,8 @@ class Trainer:
             vocab_size=inputs.vocab_size,
         )
         self.model = build_model(config, inputs.vocab_size, device)
-        checkpoint = inputs.load or latest_checkpoint(self.folder.checkpoints)
+        # the run's own checkpoints go first, so that the same command goes on after it was killed
+        checkpoint = latest_checkpoint(self.folder.checkpoints) or inputs.load
         if checkpoint is None and inputs.pretrained is not None:
             load_weights(inputs.pretrained, self.model)
         self.optimizer = Optimizer(config, self.model, inputs.train_iters)

@@ -23,8 +23,9 @@ VARIANTS = {
     "moe": ["--num-experts=4", "--moe-ffn-hidden-size=48"],
     "ppo": ["--loss-mode=vanilla", "--loss-agg-mode=seq-mean-token-mean", "--old-logprobs=initial"],
     "sft": ["--loss-mode=sft", "--loss-agg-mode=seq-mean-token-sum", "--temperature=1.3"],
+    "bf16": ["--bf16"],
 }
-"""What is trained; each is compared with its own run in one process."""
+"""What is trained; each is compared with its own run in one process, bf16 with that of fp32."""
 
 LAYOUTS = {
     1: {
@@ -40,6 +41,7 @@ LAYOUTS = {
         "moe": {"one process": [], "budget 1/3": ["--max-tokens-per-microbatch=64"]},
         "ppo": {"one process": []},
         "sft": {"one process": []},
+        "bf16": {"one process": [], "plain optimizer": [PLAIN_OPTIMIZER]},
     },
     2: {
         "dense": {
@@ -60,6 +62,7 @@ LAYOUTS = {
         "moe": {"DP2": [], "EP2": [EP2], "EP2 plain optimizer": [EP2, PLAIN_OPTIMIZER], "TP2 SP": [TP2, SP]},
         "ppo": {"CP2": [CP2]},
         "sft": {"PP2": [PP2]},
+        "bf16": {"TP2 SP": [TP2, SP], "PP2": [PP2], "DP2 overlap": OVERLAP},
     },
     8: {
         "dense": {
@@ -103,14 +106,17 @@ def test_same_numbers_as_one_process(runs, world, variant, layout, file):
     error = folder / "error.txt"
     assert not error.exists(), error.read_text()
     assert (folder / file).exists(), logs[world][-3000:]
-    found, expected = lines_of(folder / file), lines_of(folders[1, variant, "one process"] / file)
+    reference = "dense" if variant == "bf16" else variant
+    found, expected = lines_of(folder / file), lines_of(folders[1, reference, "one process"] / file)
     # where the old policy is the starting one, log-ratios begin as rounding noise of log-probabilities
     noise = 2e-6 if variant == "ppo" else 0
     for line in (*found, *expected):
         line.pop("tokens_per_second", None)
     assert [line["step"] for line in found] == ([0, 3] if file == "evaluations.jsonl" else [1, 2, 3])
+    # bf16 keeps 8 bits: a log-probability of 3 moves by .01
+    rel = 0.02 if variant == "bf16" else 1e-5
     for got, want in zip(found, expected, strict=True):
-        assert got == pytest.approx(want, rel=1e-5, abs=noise)
+        assert got == pytest.approx(want, rel=rel, abs=noise)
 
 
 def test_steps_report_what_is_promised(runs):
