@@ -84,7 +84,9 @@ def _add_flag(group: Any, key: str, field: FieldInfo) -> None:
     kinds = _kinds(field.annotation)
     if bool in kinds:
         group.add_argument(flag_of(key), nargs="?", const=True, metavar="true|false", help=help, **common)
-        group.add_argument("--no-" + flag_of(key)[2:], action="store_const", const=False, help=argparse.SUPPRESS, **common)
+        group.add_argument(
+            "--no-" + flag_of(key)[2:], action="store_const", const=False, help=argparse.SUPPRESS, **common
+        )
     elif list in kinds:
         group.add_argument(flag_of(key), nargs="*", metavar="FILE", help=help, **common)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -26,10 +28,32 @@ class UserError(Exception):
     """A mistake of the user's, with everything that is to be mended; ends a run with exit status 2."""
 
     def __init__(self, subject: str, problems: list[Problem], *, more: int = 0):
-        self.problems = problems
+        self.problems, self.more = problems, more
         count = len(problems) + more
         lines = [f"{subject}: {count} problem{'s' if count > 1 else ''}"]
         lines += [f"  {problem}" for problem in problems]
         if more:
             lines.append(f"  ... and {more} more")
         super().__init__("\n".join(lines))
+
+
+class ProblemCollector:
+    """Gathers the problems of several independent checks, so that they can be reported together."""
+
+    def __init__(self) -> None:
+        self._problems: list[Problem] = []
+        self._more = 0
+
+    @contextmanager
+    def gather(self) -> Iterator[None]:
+        """Keep the problems of a `UserError` raised inside, and go on after the block."""
+        try:
+            yield
+        except UserError as error:
+            self._problems += error.problems
+            self._more += error.more
+
+    def raise_any(self, subject: str) -> None:
+        """Raises one `UserError` with everything gathered, if there is anything."""
+        if self._problems:
+            raise UserError(subject, self._problems, more=self._more)

@@ -39,7 +39,9 @@ class ModelSection(Section):
     kv_channels: Count | None = key(None, "width of a head (default: hidden_size / num_attention_heads)")
     ffn_hidden_size: Count | None = key(None, "width of the feed-forward layer (default: 4 x hidden_size)")
     vocab_size: Count | None = key(None, "tokens in the vocabulary (default: the tokenizer's)")
-    make_vocab_size_divisible_by: Count = key(128, "pad each tensor-parallel rank's share of the vocabulary to a multiple")
+    make_vocab_size_divisible_by: Count = key(
+        128, "pad each tensor-parallel rank's share of the vocabulary to a multiple"
+    )
     untie_embeddings_and_output_weights: bool = key(False, "an output layer of its own instead of the embedding")
     rotary_base: Count = key(10000, "base of the rotary frequencies")
     norm_epsilon: Positive = key(1e-5, "epsilon of RMSNorm")
@@ -50,7 +52,9 @@ class ModelSection(Section):
     moe_router_topk: Count = key(2, "experts a token is sent to")
     moe_ffn_hidden_size: Count | None = key(None, "width of an expert (default: ffn_hidden_size)")
     bf16: bool = key(False, "weights and activations in bfloat16, optimizer in fp32")
-    transformer_impl: Literal["auto", "transformer_engine", "local"] = key("auto", "layers: TransformerEngine's where it can be used, or plain torch")
+    transformer_impl: Literal["auto", "transformer_engine", "local"] = key(
+        "auto", "layers: TransformerEngine's where it can be used, or plain torch"
+    )
 
 
 class ParallelSection(Section):
@@ -66,7 +70,9 @@ class ParallelSection(Section):
     use_distributed_optimizer: bool = key(True, "shard optimizer state over data-parallel ranks")
     overlap_grad_reduce: bool = key(False, "reduce gradients during the backward pass")
     overlap_param_gather: bool = key(False, "gather updated weights during the forward pass")
-    recompute_granularity: Literal["full", "selective"] | None = key(None, "activations to make again in the backward pass")
+    recompute_granularity: Literal["full", "selective"] | None = key(
+        None, "activations to make again in the backward pass"
+    )
     recompute_num_layers: Count = key(1, "layers between kept activations, with full recompute")
     distributed_timeout_minutes: Count = key(30, "a collective that takes longer ends the run")
 
@@ -94,10 +100,17 @@ class LossSection(Section):
     loss_mode: str = key("dro", "policy loss: " + ", ".join(policy_loss_names()))
     loss_agg_mode: Literal[tuple(AGG_MODES)] = key("token-mean", "how token losses become one: " + ", ".join(AGG_MODES))
     loss_scale_factor: Positive | None = key(None, "the constant of seq-mean-token-sum-norm")
-    old_logprobs: Literal["data", "initial"] = key("initial", "the old policy: log-probabilities in the rows, or of the starting weights")
+    old_logprobs: Literal["data", "initial"] = key(
+        "initial", "the old policy: log-probabilities in the rows, or of the starting weights"
+    )
     temperature: Positive = key(1.0, "divides the logits: the temperature that the completions were sampled at")
-    advantage_baseline: Literal["none", "batch-mean", "prompt-mean"] = key("batch-mean", "subtracted from the reward: nothing, the mean of all training rows, or of the rows of the same prompt")
-    normalize_advantages: bool = key(False, "divide advantages by their standard deviation (multiplies beta's effect by it)")
+    advantage_baseline: Literal["none", "batch-mean", "prompt-mean"] = key(
+        "batch-mean",
+        "subtracted from the reward: nothing, the mean of all training rows, or of the rows of the same prompt",
+    )
+    normalize_advantages: bool = key(
+        False, "divide advantages by their standard deviation (multiplies beta's effect by it)"
+    )
 
     def policy_loss(self) -> PolicyLoss:
         """The chosen loss with its options. Raises ValueError (`LossOptionError`) if an option is wrong."""
@@ -115,7 +128,11 @@ def _loss_option_keys() -> dict[str, Any]:
             flag = f.metadata["flag"]
             default = "required" if f.metadata["required"] else f"default: {f.default}"
             owners.setdefault(flag, []).append(name)
-            shown[flag] = f.metadata["help"] if f.default is None and not f.metadata["required"] else f"{f.metadata['help']} ({default})"
+            shown[flag] = (
+                f.metadata["help"]
+                if f.default is None and not f.metadata["required"]
+                else f"{f.metadata['help']} ({default})"
+            )
     return {flag: (Any, key(None, f"{', '.join(losses)}: {shown[flag]}")) for flag, losses in owners.items()}
 
 
@@ -150,10 +167,16 @@ class TrainingSection(Section):
 class CheckpointSection(Section):
     """Where a run begins and what it leaves behind."""
 
-    run_dir: str | None = key(None, "folder of the run (default: runs/LOSS-TIME-seedSEED); given again, the run goes on")
-    pretrained_checkpoint: str | None = key(None, "checkpoint folder whose weights the run starts from (default: random weights)")
+    run_dir: str | None = key(
+        None, "folder of the run (default: runs/LOSS-TIME-seedSEED); given again, the run goes on"
+    )
+    pretrained_checkpoint: str | None = key(
+        None, "checkpoint folder whose weights the run starts from (default: random weights)"
+    )
     save: str | None = key(None, "folder of checkpoints (default: checkpoints in the run folder)")
-    load: str | None = key(None, "checkpoint folder of another run to go on from, until this run has checkpoints of its own")
+    load: str | None = key(
+        None, "checkpoint folder of another run to go on from, until this run has checkpoints of its own"
+    )
     save_interval: Count | None = key(None, "steps between checkpoints (default: only at the end)")
 
 

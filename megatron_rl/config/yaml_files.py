@@ -18,7 +18,9 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for name, _ in node.value:
             if name.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {name.value!r} is given twice", name.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {name.value!r} is given twice", name.start_mark
+                )
             seen.add(name.value)
         return super().construct_mapping(node, deep)
 

@@ -7,9 +7,7 @@ import math
 from collections.abc import Sequence
 
 
-def pack(
-    lengths: Sequence[int], capacity: int, data_parallel_size: int, multiple_of: int = 1
-) -> list[list[list[int]]]:
+def pack(lengths: Sequence[int], capacity: int, data_parallel_size: int, multiple_of: int = 1) -> list[list[list[int]]]:
     """Spread sequences over data-parallel ranks and micro-batches.
 
     The longest go first, each into the emptiest micro-batch of all ranks, with as few micro-batches as hold

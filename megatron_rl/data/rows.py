@@ -112,7 +112,8 @@ class RowFormat:
             return None, False
         if self.long_rows == "error":
             raise RowError(
-                "row", f"has {len(sample)} tokens, more than seq_length {self.seq_length}; give --truncate or --drop-long"
+                "row",
+                f"has {len(sample)} tokens, more than seq_length {self.seq_length}; give --truncate or --drop-long",
             )
         if sample.prompt_length >= self.seq_length:
             raise RowError("row", f"its prompt alone fills seq_length {self.seq_length}: {sample.prompt_length} tokens")

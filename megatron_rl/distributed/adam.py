@@ -19,7 +19,15 @@ class GroupStepAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, adam_w_mode=True, bias_correction=True, capturable=False
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.0,
+        adam_w_mode=True,
+        bias_correction=True,
+        capturable=False,
     ):
         if not bias_correction or capturable:
             raise ValueError("bias_correction=False and capturable=True are not supported")

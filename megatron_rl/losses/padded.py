@@ -44,7 +44,5 @@ def compute_policy_loss(
     values = token_loss.values.view(mask.shape)
     if rollout_is_weights is not None:
         values = values * rollout_is_weights.detach().where(mask, 0.0)
-    total = agg_loss(
-        values, mask, loss_agg_mode, dp_size, batch_num_tokens, global_batch_size, loss_scale_factor
-    )
+    total = agg_loss(values, mask, loss_agg_mode, dp_size, batch_num_tokens, global_batch_size, loss_scale_factor)
     return total, token_loss.metrics

@@ -27,9 +27,15 @@ class Vanilla(PolicyLoss):
     """
 
     clip_ratio: float = option("clip_ratio", "PPO clip range around 1", fraction, default=0.2)
-    clip_ratio_low: float | None = option("clip_ratio_low", "lower clip range (default: clip_ratio)", fraction, default=None)
-    clip_ratio_high: float | None = option("clip_ratio_high", "upper clip range (default: clip_ratio)", positive_number, default=None)
-    clip_ratio_c: float = option("clip_ratio_c", "bound of the ratio where the advantage is negative", above_one, default=3.0)
+    clip_ratio_low: float | None = option(
+        "clip_ratio_low", "lower clip range (default: clip_ratio)", fraction, default=None
+    )
+    clip_ratio_high: float | None = option(
+        "clip_ratio_high", "upper clip range (default: clip_ratio)", positive_number, default=None
+    )
+    clip_ratio_c: float = option(
+        "clip_ratio_c", "bound of the ratio where the advantage is negative", above_one, default=3.0
+    )
 
     def __call__(self, batch: PolicyBatch) -> TokenLoss:
         low = self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low

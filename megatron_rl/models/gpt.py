@@ -94,7 +94,9 @@ def build_model(config: RunConfig, vocab_size: int, device: torch.device) -> lis
     """This rank's model chunks (one, or one for each virtual stage) with initial weights."""
     megatron_config = transformer_config(config)
     virtual = config.parallel.virtual_pipeline_model_parallel_size
-    chunks = [_build_chunk(config, megatron_config, vocab_size, stage) for stage in (range(virtual) if virtual else [None])]
+    chunks = [
+        _build_chunk(config, megatron_config, vocab_size, stage) for stage in (range(virtual) if virtual else [None])
+    ]
     for chunk in chunks:
         initialize_weights(
             chunk,

@@ -26,9 +26,7 @@ class PackedSequences(PackedSeqParams):
     position_ids: Tensor | None = None
 
 
-def describe_packing(
-    config: TransformerConfig, lengths: Sequence[int], position_ids: Tensor
-) -> PackedSequences:
+def describe_packing(config: TransformerConfig, lengths: Sequence[int], position_ids: Tensor) -> PackedSequences:
     """Describe sequences packed end to end, in the form that the configured layers read.
 
     Args:

@@ -16,10 +16,9 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
-from megatron_rl.config import Problem, RunConfig, UserError
-from megatron_rl.training.checkpoint_folder import checkpoint_path, point_to
+from megatron_rl.config import RunConfig
+from megatron_rl.training.checkpoint_folder import checkpoint_path, point_to, write_description
 from megatron_rl.training.optimizer import Optimizer
-
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,12 @@ class Progress:
 
 
 def save_checkpoint(
-    folder: Path, progress: Progress, model: list[torch.nn.Module], optimizer: Optimizer, config: RunConfig
+    folder: Path,
+    progress: Progress,
+    model: list[torch.nn.Module],
+    optimizer: Optimizer,
+    config: RunConfig,
+    vocab_size: int,
 ) -> Path:
     """Write weights, optimizer, schedule, position and random state; called by all ranks together."""
     path = checkpoint_path(folder, progress.step)
@@ -45,11 +49,11 @@ def save_checkpoint(
         "scheduler": optimizer.scheduler.state_dict(),
         "progress": asdict(progress),
         "layout": layout_of(config),
-        "optimizer_format": _optimizer_format(config),
         "random": _random_object(_random_state()),
     }
     dist_checkpointing.save(state, str(path), async_strategy="mcore")
     if dist.get_rank() == 0:
+        write_description(path, config, vocab_size)
         point_to(folder, progress.step)
     dist.barrier()
     return path
@@ -60,12 +64,8 @@ def load_checkpoint(path: Path, model: list[torch.nn.Module], optimizer: Optimiz
 
     The random state belongs to ranks; on another layout it is left as the seed made it. Nothing in training
     draws from it today: rows, initial weights and their order have generators of their own.
-
-    Raises:
-        UserError: the optimizer's state has a format that this run's optimizer cannot read.
     """
     stored = dist_checkpointing.load_common_state_dict(str(path))
-    _check_optimizer_format(path, stored, config)
     state = _model_state(model)
     state["optimizer"] = optimizer.megatron.sharded_state_dict(state, is_loading=True, metadata=_format())
     same_layout = stored["layout"] == layout_of(config)
@@ -85,28 +85,6 @@ def load_weights(path: Path, model: list[torch.nn.Module]) -> None:
     """Start from the weights of a checkpoint; call before the optimizer is made, which copies them."""
     with torch.no_grad():
         _load_model(model, dist_checkpointing.load(_model_state(model), str(path)))
-
-
-def _optimizer_format(config: RunConfig) -> dict[str, Any]:
-    """What must be the same for Megatron-Core to read an optimizer's state."""
-    parallel = config.parallel
-    return {
-        "use_distributed_optimizer": parallel.use_distributed_optimizer,
-        "expert_model_parallel_size > 1": parallel.expert_model_parallel_size > 1,
-    }
-
-
-def _check_optimizer_format(path: Path, stored: dict[str, Any], config: RunConfig) -> None:
-    """Refuse what Megatron-Core would fail at with a missing key."""
-    wrong = [
-        Problem(str(path), f"was written with {name} {was}, this run has {now}: its optimizer state cannot be read")
-        for (name, was), now in zip(
-            stored["optimizer_format"].items(), _optimizer_format(config).values(), strict=True
-        )
-        if was != now
-    ]
-    if wrong:
-        raise UserError("checkpoint", wrong)
 
 
 def layout_of(config: RunConfig) -> dict[str, Any]:

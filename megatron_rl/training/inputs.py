@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from megatron_rl.advantages import baseline_advantages
-from megatron_rl.config import Problem, RunConfig, UserError
+from megatron_rl.config import Problem, ProblemCollector, RunConfig, UserError
+from megatron_rl.data.micro_batch import padded_length
 from megatron_rl.data.order import RowOrder
 from megatron_rl.data.read import DataSet, read_files
 from megatron_rl.data.rows import RowFormat
 from megatron_rl.data.tokenizer import SentencePieceTokenizer
-from megatron_rl.training.checkpoint_folder import required_checkpoint
+from megatron_rl.training.checkpoint_folder import check_description, latest_checkpoint, required_checkpoint
+from megatron_rl.training.run_folder import CHECKPOINTS
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Inputs:
     """What a run reads.
 
     advantages: [R] of the training rows. valid: held-out rows, or None. vocab_size: without padding.
-    pretrained, load: checkpoints that were named to start from or to go on from, or None.
+    resume: the checkpoint to go on from, or None. pretrained: else the one whose weights to start from, or None.
     """
 
     train: DataSet
@@ -33,7 +35,7 @@ class Inputs:
     order: RowOrder
     train_iters: int
     pretrained: Path | None
-    load: Path | None
+    resume: Path | None
 
     def fingerprint(self) -> str:
         """A digest of the training rows' tokens, the same for the same rows in the same order."""
@@ -46,18 +48,13 @@ class Inputs:
 
 
 def read_inputs(config: RunConfig) -> Inputs:
-    """Read the tokenizer and all rows, and find the checkpoints that are named.
+    """Read the tokenizer and all rows, and find the checkpoints to begin with.
 
     Raises:
-        UserError: what is wrong with them, or with keys whose rules depend on them.
+        UserError: everything that is wrong with them, and with keys whose rules depend on them.
     """
-    data = config.data
-    tokenizer = None
-    if data.tokenizer_model is not None:
-        tokenizer = SentencePieceTokenizer(
-            data.tokenizer_model, prepend_bos=data.prepend_bos, append_eos=data.append_eos
-        )
-    vocab_size = _vocab_size(config, tokenizer)
+    data, problems = config.data, ProblemCollector()
+    tokenizer, vocab_size = _tokenizer_and_vocab_size(config)
     loss = config.loss.policy_loss()
     row_format = RowFormat(
         tokenizer=tokenizer,
@@ -67,56 +64,79 @@ def read_inputs(config: RunConfig) -> Inputs:
         needs_reward=loss.uses_advantages,
         needs_old_logprobs=loss.uses_old_logprobs and config.loss.old_logprobs == "data",
     )
-    train = read_files(data.train_data, row_format, skip_bad_rows=data.skip_bad_rows)
-    valid = None
-    if data.valid_data:
-        valid = read_files(data.valid_data, row_format.for_evaluation(), skip_bad_rows=data.skip_bad_rows)
-    if loss.uses_advantages:
-        advantages = baseline_advantages(
-            np.array([sample.reward for sample in train.samples]),
-            [sample.prompt for sample in train.samples],
-            baseline=config.loss.advantage_baseline,
-            normalize=config.loss.normalize_advantages,
-        )
-    else:
-        advantages = np.zeros(len(train.samples))
-    train_iters = config.training.train_iters or math.ceil(
-        config.training.epochs * len(train.samples) / data.global_batch_size
-    )
-    _check_schedule(config, train_iters)
-    order = RowOrder(len(train.samples), data.global_batch_size, config.training.seed, data.shuffle)
+    train, valid, resume, pretrained, train_iters = DataSet(), None, None, None, 0
+    with problems.gather():
+        train = read_files(data.train_data, row_format, skip_bad_rows=data.skip_bad_rows)
+        train_iters = _train_iters(config, len(train.samples))
+    with problems.gather():
+        if data.valid_data:
+            valid = read_files(data.valid_data, row_format.for_evaluation(), skip_bad_rows=data.skip_bad_rows)
+    with problems.gather():
+        resume = _checkpoint_to_resume(config, vocab_size)
+    with problems.gather():
+        if resume is None and config.checkpoint.pretrained_checkpoint is not None:
+            pretrained = required_checkpoint("--pretrained-checkpoint", config.checkpoint.pretrained_checkpoint)
+            check_description(pretrained, config, vocab_size, with_optimizer=False)
+    problems.raise_any("inputs")
     return Inputs(
         train=train,
         valid=valid,
-        advantages=advantages,
+        advantages=_advantages(config, train) if loss.uses_advantages else np.zeros(len(train.samples)),
         vocab_size=vocab_size,
-        order=order,
+        order=RowOrder(len(train.samples), data.global_batch_size, config.training.seed, data.shuffle),
         train_iters=train_iters,
-        pretrained=required_checkpoint("--pretrained-checkpoint", config.checkpoint.pretrained_checkpoint),
-        load=required_checkpoint("--load", config.checkpoint.load),
+        pretrained=pretrained,
+        resume=resume,
     )
 
 
-def _vocab_size(config: RunConfig, tokenizer: SentencePieceTokenizer | None) -> int:
-    """The model's vocabulary: as given, or the tokenizer's."""
-    given, tp = config.model.vocab_size, config.parallel.tensor_model_parallel_size
-    if tokenizer is not None and given is not None and given < tokenizer.vocab_size:
-        message = f"must hold the tokenizer's {tokenizer.vocab_size} tokens"
-        raise UserError("configuration", [Problem("--vocab-size", message, str(given))])
-    size = given or tokenizer.vocab_size
-    divisor = config.model.make_vocab_size_divisible_by
-    share = -(-size // (divisor * tp)) * divisor
-    if share * (tp - 1) >= size:
-        message = (
-            f"pads a vocabulary of {size} so far that the last of {tp} tensor-parallel ranks would hold no token; "
-            f"the largest that fits is {max(1, (size - 1) // (tp - 1))}"
+def _advantages(config: RunConfig, train: DataSet) -> np.ndarray:
+    return baseline_advantages(
+        np.array([sample.reward for sample in train.samples]),
+        [sample.prompt for sample in train.samples],
+        baseline=config.loss.advantage_baseline,
+        normalize=config.loss.normalize_advantages,
+    )
+
+
+def _checkpoint_to_resume(config: RunConfig, vocab_size: int) -> Path | None:
+    """The run's own newest checkpoint, so that the same command goes on after it was killed, or that of --load."""
+    checkpoint = config.checkpoint
+    found = None
+    if checkpoint.save is not None or checkpoint.run_dir is not None:
+        found = latest_checkpoint(checkpoint.save or Path(checkpoint.run_dir) / CHECKPOINTS)
+    if found is None and checkpoint.load is not None:
+        found = required_checkpoint("--load", checkpoint.load)
+    if found is not None:
+        check_description(found, config, vocab_size, with_optimizer=True)
+    return found
+
+
+def _tokenizer_and_vocab_size(config: RunConfig) -> tuple[SentencePieceTokenizer | None, int]:
+    """The tokenizer if there is one, and the model's vocabulary: as given, or the tokenizer's."""
+    data, given = config.data, config.model.vocab_size
+    tokenizer = None
+    if data.tokenizer_model is not None:
+        tokenizer = SentencePieceTokenizer(
+            data.tokenizer_model, prepend_bos=data.prepend_bos, append_eos=data.append_eos
         )
+        if given is not None and given < tokenizer.vocab_size:
+            message = f"must hold the tokenizer's {tokenizer.vocab_size} tokens"
+            raise UserError("configuration", [Problem("--vocab-size", message, str(given))])
+    size = given or tokenizer.vocab_size
+    divisor, tp = config.model.make_vocab_size_divisible_by, config.parallel.tensor_model_parallel_size
+    if tp > 1 and padded_length(size, divisor * tp) // tp >= size:
+        message = f"pads a vocabulary of {size} so far that one of {tp} ranks holds all of it; give less than {size}"
         raise UserError("configuration", [Problem("--make-vocab-size-divisible-by", message, str(divisor))])
-    return size
+    return tokenizer, size
 
 
-def _check_schedule(config: RunConfig, train_iters: int) -> None:
-    warmup, decay = config.optimizer.lr_warmup_iters, config.optimizer.lr_decay_iters or train_iters
-    if config.optimizer.lr_decay_style != "constant" and warmup >= decay:
+def _train_iters(config: RunConfig, rows: int) -> int:
+    """The number of steps, and whether the learning rate's schedule fits into it."""
+    training, optimizer = config.training, config.optimizer
+    steps = training.train_iters or math.ceil(training.epochs * rows / config.data.global_batch_size)
+    warmup, decay = optimizer.lr_warmup_iters, optimizer.lr_decay_iters or steps
+    if optimizer.lr_decay_style != "constant" and warmup >= decay:
         message = f"must be below the {decay} steps of the schedule"
         raise UserError("configuration", [Problem("--lr-warmup-iters", message, str(warmup))])
+    return steps

@@ -35,10 +35,7 @@ def initial_logprobs(
         UserError: the run goes on, so that its weights are no longer the starting ones, and the file is
             missing or belongs to other rows.
     """
-    if resumed_from is None:
-        values = score()
-    else:
-        values = _read(resumed_from / FILE, samples, fingerprint)
+    values = score() if resumed_from is None else _read(resumed_from / FILE, samples, fingerprint)
     if resumed_from != checkpoints and dist.get_rank() == 0:
         _write(checkpoints / FILE, values, fingerprint)
     return values

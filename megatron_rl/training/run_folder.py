@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 from megatron_rl.config import RunConfig, dump_config
 
+CHECKPOINTS = "checkpoints"
+
 
 class RunFolder:
     """Paths of a run. Made by all ranks together, since the default name holds the time."""
@@ -19,7 +21,7 @@ class RunFolder:
         holder = [config.checkpoint.run_dir or default]
         dist.broadcast_object_list(holder, src=0)
         self.path = Path(holder[0])
-        self.checkpoints = Path(config.checkpoint.save) if config.checkpoint.save else self.path / "checkpoints"
+        self.checkpoints = Path(config.checkpoint.save) if config.checkpoint.save else self.path / CHECKPOINTS
         self.tensorboard = Path(config.logging.tensorboard_dir or self.path / "tensorboard")
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"

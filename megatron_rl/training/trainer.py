@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from megatron_rl.metrics.reduce import StepMetrics
 from megatron_rl.metrics.writers import JsonlWriter, MetricsWriter, TensorBoardWriter
 from megatron_rl.models.gpt import build_model
 from megatron_rl.training.checkpoint import Progress, load_checkpoint, load_weights, save_checkpoint
-from megatron_rl.training.checkpoint_folder import latest_checkpoint
 from megatron_rl.training.inputs import Inputs
 from megatron_rl.training.old_policy import initial_logprobs
 from megatron_rl.training.optimizer import Optimizer
@@ -49,17 +47,15 @@ class Trainer:
             vocab_size=inputs.vocab_size,
         )
         self.model = build_model(config, inputs.vocab_size, device)
-        # the run's own checkpoints go first, so that the same command goes on after it was killed
-        checkpoint = latest_checkpoint(self.folder.checkpoints) or inputs.load
-        if checkpoint is None and inputs.pretrained is not None:
+        if inputs.pretrained is not None:
             load_weights(inputs.pretrained, self.model)
         self.optimizer = Optimizer(config, self.model, inputs.train_iters)
         self.progress = Progress()
-        if checkpoint is not None:
-            self.progress = load_checkpoint(checkpoint, self.model, self.optimizer, config)
-        self.old_logprobs = self._old_logprobs(resumed_from=checkpoint.parent if checkpoint else None)
+        if inputs.resume is not None:
+            self.progress = load_checkpoint(inputs.resume, self.model, self.optimizer, config)
+        self.old_logprobs = self._old_logprobs()
         self.writers, self.evaluation_writers = self._writers()
-        self._describe(checkpoint)
+        self._describe()
 
     def train(self) -> None:
         """Train until `train_iters` steps are done, evaluating and saving on the way.
@@ -99,7 +95,14 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of the run as it stands."""
-        path = save_checkpoint(self.folder.checkpoints, self.progress, self.model, self.optimizer, self.config)
+        path = save_checkpoint(
+            self.folder.checkpoints,
+            self.progress,
+            self.model,
+            self.optimizer,
+            self.config,
+            self.inputs.vocab_size,
+        )
         self.console.say(f"saved {path}")
 
     def _step(self) -> None:
@@ -164,7 +167,7 @@ class Trainer:
             rows_at_once=self.config.data.global_batch_size,
         )
 
-    def _old_logprobs(self, resumed_from: Path | None) -> list[np.ndarray] | None:
+    def _old_logprobs(self) -> list[np.ndarray] | None:
         samples = self.inputs.train.samples
         if not self.objective.loss.uses_old_logprobs:
             return None
@@ -174,7 +177,7 @@ class Trainer:
             samples,
             self.inputs.fingerprint(),
             checkpoints=self.folder.checkpoints,
-            resumed_from=resumed_from,
+            resumed_from=self.inputs.resume.parent if self.inputs.resume else None,
             score=lambda: self._score(samples),
         )
 
@@ -189,7 +192,7 @@ class Trainer:
             [JsonlWriter(folder.evaluations, step), tensorboard],
         )
 
-    def _describe(self, checkpoint: Path | None) -> None:
+    def _describe(self) -> None:
         inputs, say = self.inputs, self.console.say
         say(f"run folder {self.folder.path}  (tensorboard --logdir {self.folder.tensorboard})")
         say(f"training data: {inputs.train.summary()}")
@@ -201,5 +204,5 @@ class Trainer:
             for problem in skipped[:20]:
                 say(f"  {problem}")
             say(f"all skipped rows are listed in {path}")
-        if checkpoint is not None:
-            say(f"going on from {checkpoint}, step {self.progress.step} of {inputs.train_iters}")
+        if inputs.resume is not None:
+            say(f"going on from {inputs.resume}, step {self.progress.step} of {inputs.train_iters}")

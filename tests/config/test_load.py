@@ -172,7 +172,10 @@ def test_a_sequence_is_padded_for_context_and_tensor_parallelism():
 @pytest.mark.parametrize("flags", [["--help"], ["--dro-beta", "nan"]])
 def test_answers_do_not_import_torch(flags):
     """Torch alone takes longer to import than the whole answer may."""
-    code = f"import runpy, sys; sys.modules['torch'] = None; sys.argv = ['x', *{flags!r}]; runpy.run_path({str(PRETRAIN)!r}, run_name='__main__')"
+    code = (
+        f"import runpy, sys; sys.modules['torch'] = None; sys.argv = ['x', *{flags!r}]; "
+        f"runpy.run_path({str(PRETRAIN)!r}, run_name='__main__')"
+    )
     run = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False)
     assert run.returncode == (0 if flags == ["--help"] else 2), run.stderr
     assert "Traceback" not in run.stderr

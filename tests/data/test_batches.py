@@ -100,9 +100,7 @@ def micro_batch(samples, cp_size=1, cp_rank=0, divisor=1, total=1):
     for s in samples:
         sequences.append(PackedSequence(s, 0.5, slot, s.old_logprobs))
         slot += s.completion_length
-    return pack_micro_batch(
-        sequences, sequence_divisor=divisor, total_divisor=total, cp_size=cp_size, cp_rank=cp_rank
-    )
+    return pack_micro_batch(sequences, sequence_divisor=divisor, total_divisor=total, cp_size=cp_size, cp_rank=cp_rank)
 
 
 def test_labels_cross_the_seams_of_context_parallel_shares():
@@ -120,7 +118,16 @@ def test_context_parallel_shares_are_the_whole(length, cp):
     whole = micro_batch(samples, divisor=2 * cp)
     shares = [micro_batch(samples, cp, rank, divisor=2 * cp) for rank in range(cp)]
     owned = np.concatenate([zigzag_positions(whole.lengths, cp, rank) for rank in range(cp)])
-    for name in ("token_ids", "labels", "position_ids", "mask", "old_logprobs", "advantages", "sequence_index", "slots"):
+    for name in (
+        "token_ids",
+        "labels",
+        "position_ids",
+        "mask",
+        "old_logprobs",
+        "advantages",
+        "sequence_index",
+        "slots",
+    ):
         joined = torch.cat([getattr(share, name) for share in shares])
         assert torch.equal(joined[torch.from_numpy(np.argsort(owned))], getattr(whole, name)), name
 

@@ -54,7 +54,9 @@ def test_text_rows_are_tokenized(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("key", ["completion", "response", "output"])
-@pytest.mark.parametrize(("reward_key", "reward", "value"), [("reward", 2, 2), ("label", True, 1), ("score", -0.5, -0.5)])
+@pytest.mark.parametrize(
+    ("reward_key", "reward", "value"), [("reward", 2, 2), ("label", True, 1), ("score", -0.5, -0.5)]
+)
 def test_names_that_people_use(tmp_path, tokenizer, key, reward_key, reward, value):
     (data, _) = read(tmp_path, [{"prompt": "a", key: "b", reward_key: reward}], row_format(tokenizer))
     assert data.samples[0].reward == value
@@ -85,7 +87,11 @@ def test_rows_of_token_ids(tmp_path):
         (TEXT | {"reward": "1"}, "reward", "must be a finite number"),
         ('{"prompt": "a", "completion": "b", "reward": NaN}', "reward", "must be a finite number"),
         (TEXT | {"old_logprobs": [-1]}, "old_logprobs", "needs token ids"),
-        (TEXT | {"completion": "a" * 40}, "row", "has 46 tokens, more than seq_length 16; give --truncate or --drop-long"),
+        (
+            TEXT | {"completion": "a" * 40},
+            "row",
+            "has 46 tokens, more than seq_length 16; give --truncate or --drop-long",
+        ),
         (IDS | {"response_token_ids": []}, "response_token_ids", "is empty"),
         (IDS | {"response_token_ids": [1, "2"]}, "response_token_ids", "list of whole numbers"),
         (IDS | {"response_token_ids": [1, True]}, "response_token_ids", "list of whole numbers"),

@@ -31,9 +31,7 @@ def test_two_ranks_averaged_by_data_parallelism(mode, sequences, expected):
         (torch.ones(2, 3), torch.ones(2, 3)),
         (torch.full((2, 3), 5.0), torch.tensor([[1, 1, 0], [0, 0, 0]])),
     ]
-    values = [
-        agg_loss(v, m, mode, dp_size=2, batch_num_tokens=8, global_batch_size=sequences) for v, m in ranks
-    ]
+    values = [agg_loss(v, m, mode, dp_size=2, batch_num_tokens=8, global_batch_size=sequences) for v, m in ranks]
     assert (sum(values) / 2).item() == pytest.approx(expected)
 
 

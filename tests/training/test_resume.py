@@ -55,6 +55,7 @@ def runs(tiny_config, tmp_path_factory):
         [
             ("plain optimizer", [*base, "4", "--no-use-distributed-optimizer", *load]),
             ("moe EP1", [*base, "4", *MOE, "--load", str(folder / "moe half" / "checkpoints")]),
+            ("other model", [*base, "4", "--ffn-hidden-size=32", "--qk-layernorm", *load]),
             ("other rows", [*base, "4", "--train-data", str(folder / "other.jsonl"), *load]),
         ],
     )
@@ -103,8 +104,10 @@ def test_another_layout_goes_on_with_the_same_numbers(runs, layout):
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("plain optimizer", "was written with use_distributed_optimizer True, this run has False"),
-        ("moe EP1", "was written with expert_model_parallel_size > 1 True, this run has False"),
+        ("plain optimizer", "--use-distributed-optimizer = False: the checkpoint"),
+        ("moe EP1", "--expert-model-parallel-size = 1: the checkpoint"),
+        ("other model", "--ffn-hidden-size = 32: the checkpoint"),
+        ("other model", "--qk-layernorm = True: the checkpoint"),
         ("other rows", "belongs to other training rows"),
     ],
 )

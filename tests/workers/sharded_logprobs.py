@@ -29,9 +29,7 @@ def shard(whole: torch.Tensor) -> torch.Tensor:
 def sharded(whole, target, **options):
     """Value, entropy and gradient of this rank's columns, of rows given whole."""
     logits = shard(torch.as_tensor(whole)).requires_grad_()
-    found = logprobs_from_logits(
-        logits, torch.tensor(target), tp_group=dist.group.WORLD, with_entropy=True, **options
-    )
+    found = logprobs_from_logits(logits, torch.tensor(target), tp_group=dist.group.WORLD, with_entropy=True, **options)
     (gradient,) = torch.autograd.grad(found.logprobs.sum(), logits, retain_graph=True)
     return found.logprobs, found.entropy, gradient
 

@@ -1,0 +1,60 @@
+"""What a run reads is checked as a whole, before anything is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_rl.config import UserError, load_config
+from tests.training.conftest import write_rows
+
+
+def read(tiny_config, *flags):
+    from megatron_rl.training.inputs import read_inputs
+
+    return read_inputs(load_config(["--config", str(tiny_config), *flags], default_config=tiny_config, world_size=8))
+
+
+def problems(tiny_config, *flags):
+    with pytest.raises(UserError) as caught:
+        read(tiny_config, *flags)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_problems_of_all_inputs_are_reported_together(tiny_config, tmp_path):
+    rows = tmp_path / "bad.jsonl"
+    rows.write_text("{\n")
+    found = problems(
+        tiny_config,
+        f"--train-data={rows}",
+        "--valid-data=nowhere.jsonl",
+        f"--pretrained-checkpoint={tmp_path}",
+    )
+    for part in (f"{rows}:1: row: is not JSON", "nowhere.jsonl: No such file", "--pretrained-checkpoint"):
+        assert any(p.startswith(part) for p in found), (part, found)
+    assert len(found) == 3
+
+
+def test_epochs_are_whole_steps(tiny_config):
+    assert read(tiny_config, "--epochs=2.0").train_iters == 5  # 80 rows in batches of 16
+    assert read(tiny_config, "--epochs=0.5").train_iters == 2  # 20 rows
+
+
+def test_a_warm_up_longer_than_the_schedule(tiny_config):
+    found = problems(tiny_config, "--lr-warmup-iters=3", "--lr-decay-style=cosine")
+    assert "--lr-warmup-iters = 3: must be below the 3 steps" in found[0]
+
+
+@pytest.mark.parametrize(("divisor", "fits"), [(4, True), (22, True), (23, False), (128, False)])
+def test_a_vocabulary_padded_onto_one_rank(tiny_config, divisor, fits):
+    flags = [f"--make-vocab-size-divisible-by={divisor}", "--tensor-model-parallel-size=2"]
+    if fits:
+        assert read(tiny_config, *flags).vocab_size == 23
+    else:
+        assert "give less than 23" in problems(tiny_config, *flags)[0]
+
+
+def test_the_fingerprint_is_that_of_the_tokens(tiny_config, tmp_path):
+    first = read(tiny_config).fingerprint()
+    assert read(tiny_config, "--seed=5").fingerprint() == first
+    write_rows(tmp_path / "other.jsonl", 40, seed=9)
+    assert read(tiny_config, f"--train-data={tmp_path / 'other.jsonl'}").fingerprint() != first
