@@ -12,7 +12,6 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.12",
     packages=find_packages(include=["megatron_rl", "megatron_rl.*"]),
-    package_data={"megatron_rl": ["py.typed"]},
     install_requires=[
         "torch>=2.8",
         "megatron-core>=0.19.2,<0.20",

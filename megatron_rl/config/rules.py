@@ -73,6 +73,17 @@ def head_width_is_even(hidden_size, num_attention_heads, kv_channels) -> Finding
 
 
 @rule
+def transformer_engine_has_a_kernel(transformer_impl, bf16, hidden_size, num_attention_heads, kv_channels) -> Findings:
+    if transformer_impl != "transformer_engine":
+        return
+    width = kv_channels or hidden_size // num_attention_heads
+    if not bf16:
+        yield "transformer_impl", "transformer_engine attends to packed sequences in bfloat16 only: give --bf16"
+    if width % 8:
+        yield "transformer_impl", f"transformer_engine needs heads of a multiple of 8, not {width}"
+
+
+@rule
 def tensor_parallel_divides_model(
     tensor_model_parallel_size, num_attention_heads, num_query_groups, hidden_size, ffn_hidden_size
 ) -> Findings:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
@@ -27,7 +29,7 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
     pipeline = parallel.pipeline_model_parallel_size > 1
     interleaved = parallel.virtual_pipeline_model_parallel_size is not None
     cuda = torch.cuda.is_available()
-    transformer_engine = use_transformer_engine(model.transformer_impl)
+    transformer_engine = use_transformer_engine(model)
     experts = {}
     if model.num_experts is not None:
         experts = {
@@ -81,8 +83,8 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
         # interleaving with batched sends gives wrong numbers where stages are two
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
-        # fused kernels of Apex and TransformerEngine
-        gradient_accumulation_fusion=transformer_engine,
+        # fused kernels of Apex and of TransformerEngine
+        gradient_accumulation_fusion=cuda and importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None,
         apply_rope_fusion=transformer_engine,
         persist_layer_norm=False,
         masked_softmax_fusion=False,

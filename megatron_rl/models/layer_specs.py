@@ -10,6 +10,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from megatron_rl.config.sections import ModelSection
 from megatron_rl.models.core_attention import TorchCoreAttention
 
 
@@ -26,10 +27,17 @@ class TorchNorm:
         return norm
 
 
-def use_transformer_engine(choice: str) -> bool:
-    """Resolve `transformer_impl`: "auto" takes TransformerEngine where there is CUDA and it is installed."""
+def use_transformer_engine(model: ModelSection) -> bool:
+    """Resolve `transformer_impl`.
+
+    "auto" takes TransformerEngine where it is installed, there is CUDA, and its attention has a kernel for packed
+    sequences: in bfloat16, with heads of a multiple of 8.
+    """
+    if model.transformer_impl != "auto":
+        return model.transformer_impl == "transformer_engine"
+    head_width = model.kv_channels or model.hidden_size // model.num_attention_heads
     installed = importlib.util.find_spec("transformer_engine") is not None
-    return choice == "transformer_engine" or (choice == "auto" and torch.cuda.is_available() and installed)
+    return torch.cuda.is_available() and installed and model.bf16 and head_width % 8 == 0
 
 
 def decoder_spec(

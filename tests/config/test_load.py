@@ -151,6 +151,8 @@ def test_a_misspelt_loss_gets_a_suggestion():
         (["--train-iters=2", "--epochs=1"], "either train_iters or epochs"),
         (["--min-lr=1"], "must not exceed lr"),
         (["--kv-channels=7"], "even width"),
+        (["--transformer-impl=transformer_engine", "--kv-channels=16"], "give --bf16"),
+        (["--transformer-impl=transformer_engine", "--bf16"], "multiple of 8, not 12"),
         (["--num-attention-heads=5", "--num-query-groups=1"], "must divide hidden_size"),
     ],
 )
