@@ -51,7 +51,7 @@ install_torch() {
         say "no GPU: installing $TORCH without CUDA"
         "$PYTHON" -m pip install --quiet --retries 0 --timeout 15 \
             --index-url https://download.pytorch.org/whl/cpu "$TORCH" 2>/dev/null ||
-            { say "the CPU build cannot be reached; installing the general one"
+            { say "the CPU build cannot be reached; installing the general one, which is larger (several GB)"
               "$PYTHON" -m pip install --quiet "$TORCH"; }
     fi
 }

@@ -24,7 +24,7 @@ def flag_of(key: str) -> str:
 
 def closest(name: str, known: list[str]) -> str:
     """A hint at the closest known name, or nothing."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f"; did you mean {close[0]}?" if close else ""
 
 

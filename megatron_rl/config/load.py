@@ -38,8 +38,8 @@ def load_config(argv: list[str], *, default_config: str | Path, world_size: int 
         SystemExit: status 0, after `--help`.
     """
     config_path, flags, problems = parse_flags(argv)
-    given, unknown = _from_file(str(config_path or default_config))
-    problems += unknown + version_problems()
+    given, problems_of_file, file_read = _from_file(str(config_path or default_config))
+    problems += problems_of_file + version_problems()
     for key in _replaced_by(flags):
         given.pop(key, None)
     given |= {key: _Given(value, flag_of(key)) for key, value in flags.items()}
@@ -50,11 +50,14 @@ def load_config(argv: list[str], *, default_config: str | Path, world_size: int 
             if key in given:
                 problems += _validate(section, key, given[key], values)
             elif field.is_required():
-                problems.append(Problem(flag_of(key), "is required"))
+                if file_read:
+                    problems.append(Problem(flag_of(key), "is required"))
             else:
                 values[key] = field.get_default(call_default_factory=True)
     for key, message in findings(values):
         source = given.get(key)
+        if source is None and not file_read:
+            continue  # the file may well have said it
         shown = values.get(key) if source is None else source.value
         problems.append(
             Problem(source.where if source else flag_of(key), message, None if shown is None else repr(shown))
@@ -86,10 +89,15 @@ def _replaced_by(flags: dict[str, Any]) -> set[str]:
     return replaced
 
 
-def _from_file(path: str) -> tuple[dict[str, _Given], list[Problem]]:
+def _from_file(path: str) -> tuple[dict[str, _Given], list[Problem], bool]:
+    """The keys of a run file, what is wrong with it, and whether it could be read at all."""
     given, problems = {}, []
     home = {key: name for name, section in SECTIONS.items() for key in section.model_fields}
-    for name, content in read_sections(path).items():
+    try:
+        sections = read_sections(path)
+    except UserError as error:
+        return given, error.problems, False
+    for name, content in sections.items():
         if name not in SECTIONS:
             problems.append(Problem(f"{path}: {name}", "unknown section" + closest(str(name), list(SECTIONS))))
             continue
@@ -101,7 +109,7 @@ def _from_file(path: str) -> tuple[dict[str, _Given], list[Problem]]:
                 problems.append(Problem(where, f"belongs into section {home[key]}"))
             else:
                 problems.append(Problem(where, "unknown key" + closest(str(key), list(home))))
-    return given, problems
+    return given, problems, True
 
 
 def _validate(section: type[Section], key: str, given: _Given, values: dict[str, Any]) -> list[Problem]:
@@ -117,8 +125,15 @@ def _validate(section: type[Section], key: str, given: _Given, values: dict[str,
 
 
 def _plain(message: str) -> str:
-    message = message.removeprefix("Input ")
-    return message.replace("should be", "must be").replace("a valid ", "a ")
+    for theirs, ours in (
+        ("Input should be", "must be"),
+        ("List should have at least 1 item after validation, not 0", "must name at least one file"),
+        ("a valid integer", "a whole number"),
+        ("a valid number", "a finite number"),
+        ("a valid ", "a "),
+    ):
+        message = message.replace(theirs, ours)
+    return message
 
 
 def dump_config(config: RunConfig) -> str:

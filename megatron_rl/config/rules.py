@@ -119,7 +119,7 @@ def stages_divide_layers(num_layers, pipeline_model_parallel_size, virtual_pipel
 
 @rule
 def expert_parallel_fits(
-    num_experts, moe_router_topk, expert_model_parallel_size, expert_tensor_parallel_size
+    num_experts, moe_router_topk, moe_ffn_hidden_size, expert_model_parallel_size, expert_tensor_parallel_size
 ) -> Findings:
     ep, etp = expert_model_parallel_size, expert_tensor_parallel_size
     if num_experts is None:
@@ -127,10 +127,14 @@ def expert_parallel_fits(
             yield "expert_model_parallel_size", "needs num_experts"
         if etp > 1:
             yield "expert_tensor_parallel_size", "needs num_experts"
+        if moe_router_topk is not None:
+            yield "moe_router_topk", "needs num_experts"
+        if moe_ffn_hidden_size is not None:
+            yield "moe_ffn_hidden_size", "needs num_experts"
         return
     if num_experts % ep:
         yield "expert_model_parallel_size", f"must divide num_experts {num_experts}"
-    if moe_router_topk > num_experts:
+    if (moe_router_topk or 2) > num_experts:
         yield "moe_router_topk", f"must not exceed num_experts {num_experts}"
 
 
@@ -198,9 +202,29 @@ def one_length_of_training(train_iters, epochs) -> Findings:
 
 
 @rule
-def learning_rates_in_order(lr, min_lr) -> Findings:
-    if min_lr > lr:
+def learning_rate_falls_as_it_can(lr, min_lr, lr_decay_style, lr_decay_iters, lr_warmup_iters, train_iters) -> Findings:
+    if lr_decay_style == "constant":
+        for name, value in (("min_lr", min_lr), ("lr_decay_iters", lr_decay_iters)):
+            if value is not None:
+                yield name, "needs an lr_decay_style of linear or cosine"
+        return
+    if min_lr is not None and min_lr > lr:
         yield "min_lr", f"must not exceed lr {lr}"
+    steps = lr_decay_iters or train_iters
+    if steps is not None and lr_warmup_iters >= steps:
+        yield "lr_warmup_iters", f"must be below the {steps} steps of the schedule"
+
+
+@rule
+def recompute_has_its_granularity(recompute_granularity, recompute_num_layers) -> Findings:
+    if recompute_num_layers is not None and recompute_granularity != "full":
+        yield "recompute_num_layers", "needs recompute_granularity full"
+
+
+@rule
+def evaluation_has_rows(eval_interval, valid_data) -> Findings:
+    if eval_interval is not None and not valid_data:
+        yield "eval_interval", "needs valid_data"
 
 
 @rule

@@ -49,7 +49,7 @@ class ModelSection(Section):
     add_qkv_bias: bool = key(False, "bias in the query, key and value projection")
     init_method_std: Positive = key(0.02, "standard deviation of initial weights")
     num_experts: Count | None = key(None, "experts in each layer (default: a dense model)")
-    moe_router_topk: Count = key(2, "experts a token is sent to")
+    moe_router_topk: Count | None = key(None, "experts a token is sent to (default: 2)")
     moe_ffn_hidden_size: Count | None = key(None, "width of an expert (default: ffn_hidden_size)")
     bf16: bool = key(False, "weights and activations in bfloat16, optimizer in fp32")
     transformer_impl: Literal["auto", "transformer_engine", "local"] = key(
@@ -73,7 +73,7 @@ class ParallelSection(Section):
     recompute_granularity: Literal["full", "selective"] | None = key(
         None, "activations to make again in the backward pass"
     )
-    recompute_num_layers: Count = key(1, "layers between kept activations, with full recompute")
+    recompute_num_layers: Count | None = key(None, "layers between kept activations, with full recompute (default: 1)")
     distributed_timeout_minutes: Count = key(30, "a collective that takes longer ends the run")
 
 
@@ -143,7 +143,7 @@ class OptimizerSection(Section):
     """AdamW and its schedule."""
 
     lr: Positive = key(1e-6, "highest learning rate")
-    min_lr: NonNegative = key(0.0, "learning rate at the end of the decay")
+    min_lr: NonNegative | None = key(None, "learning rate at the end of the decay (default: 0)")
     lr_decay_style: Literal["constant", "linear", "cosine"] = key("constant", "shape of the decay")
     lr_warmup_iters: CountOrZero = key(0, "steps over which the learning rate rises from 0")
     lr_decay_iters: Count | None = key(None, "steps over which it falls to min_lr (default: all)")

@@ -1,4 +1,4 @@
-"""Which rows a step trains on: a function of the seed and the step alone, so that nothing need be stored to resume."""
+"""Which rows are trained on: a function of the seed and of how many rows came before, and of nothing else."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RowOrder:
-    """An endless sequence of rows: epoch after epoch, each in an order of its own, cut into global batches.
+    """An endless sequence of rows: epoch after epoch, each in an order of its own.
 
     A batch may hold the end of one epoch and the beginning of the next: every row is seen once an epoch.
     """
 
     num_rows: int
-    global_batch_size: int
     seed: int
     shuffle: bool = True
 
-    def batch(self, step: int) -> np.ndarray:
-        """[global_batch_size] row numbers of step `step`, counted from 0."""
-        first = step * self.global_batch_size
-        positions = np.arange(first, first + self.global_batch_size)
+    def rows(self, consumed: int, count: int) -> np.ndarray:
+        """[count] row numbers that follow the first `consumed` ones."""
+        positions = np.arange(consumed, consumed + count)
         epochs, offsets = np.divmod(positions, self.num_rows)
         return np.concatenate([self._epoch(epoch)[offsets[epochs == epoch]] for epoch in np.unique(epochs)])
 

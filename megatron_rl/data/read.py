@@ -45,7 +45,7 @@ def read_files(paths: list[str], row_format: RowFormat, *, skip_bad_rows: bool =
             for number, line in _lines(path):
                 _add_row(data, row_format, f"{path}:{number}", line)
         except OSError as error:
-            missing.append(Problem(path, error.strerror or str(error)))
+            missing.append(_unreadable(path, error))
     problems = missing + ([] if skip_bad_rows else data.skipped)
     if problems:
         more = max(0, len(problems) - SHOWN_PROBLEMS)
@@ -53,6 +53,22 @@ def read_files(paths: list[str], row_format: RowFormat, *, skip_bad_rows: bool =
     if not data.samples:
         raise UserError("data", [Problem(", ".join(paths), f"holds no row that can be used ({data.summary()})")])
     return data
+
+
+def check_readable(paths: list[str]) -> None:
+    """Raises one UserError that names every file which cannot be opened."""
+    problems = []
+    for path in paths:
+        try:
+            Path(path).open("rb").close()
+        except OSError as error:
+            problems.append(_unreadable(path, error))
+    if problems:
+        raise UserError("data", problems)
+
+
+def _unreadable(path: str, error: OSError) -> Problem:
+    return Problem(path or "''", error.strerror or str(error))
 
 
 def _add_row(data: DataSet, row_format: RowFormat, where: str, line: bytes) -> None:

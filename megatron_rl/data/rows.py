@@ -93,6 +93,8 @@ class RowFormat:
     def _encode(self, key: str, text: Any) -> list[int]:
         if not isinstance(text, str):
             raise RowError(key, "must be text", text)
+        if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+            raise RowError(key, "has half a surrogate pair, which is no character")
         if self.tokenizer is None:
             raise RowError(key, "is text, which needs --tokenizer-model")
         return self.tokenizer.encode_prompt(text) if key in PROMPT else self.tokenizer.encode_completion(text)

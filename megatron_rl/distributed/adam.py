@@ -13,10 +13,7 @@ import torch
 
 
 class GroupStepAdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov and Hutter, arXiv 1711.05101) with the state layout of FusedAdam.
-
-    With `adam_w_mode=False` weight decay is added to the gradient instead.
-    """
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101) with the state layout of FusedAdam."""
 
     def __init__(
         self,
@@ -29,11 +26,10 @@ class GroupStepAdamW(torch.optim.Optimizer):
         bias_correction=True,
         capturable=False,
     ):
-        if not bias_correction or capturable:
-            raise ValueError("bias_correction=False and capturable=True are not supported")
+        if not (adam_w_mode and bias_correction) or capturable:
+            raise ValueError("adam_w_mode=False, bias_correction=False and capturable=True are not supported")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": True}
         super().__init__(params, defaults)
-        self.adam_w_mode = adam_w_mode
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
@@ -55,10 +51,8 @@ class GroupStepAdamW(torch.optim.Optimizer):
         grads = [p.grad for p in params]
         first = [self.state[p]["exp_avg"] for p in params]
         second = [self.state[p]["exp_avg_sq"] for p in params]
-        if decay and self.adam_w_mode:
+        if decay:
             torch._foreach_mul_(params, 1 - lr * decay)
-        elif decay:
-            grads = torch._foreach_add(grads, params, alpha=decay)
         torch._foreach_lerp_(first, grads, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, grads, grads, 1 - beta2)

@@ -21,7 +21,6 @@ class ParallelLayout:
 
     device: torch.device
     rank: int
-    world_size: int
     tp_group: dist.ProcessGroup
     cp_group: dist.ProcessGroup
     pp_group: dist.ProcessGroup
@@ -78,7 +77,6 @@ def start_model_parallel(config: RunConfig, device: torch.device) -> ParallelLay
     return ParallelLayout(
         device=device,
         rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
         tp_group=parallel_state.get_tensor_model_parallel_group(),
         cp_group=parallel_state.get_context_parallel_group(),
         pp_group=parallel_state.get_pipeline_model_parallel_group(),

@@ -47,7 +47,8 @@ def logprobs_from_logits(
         logits: [T, V/tp] this rank's columns, any floating dtype; -inf is legal.
         targets: [T] int64 token ids of the whole vocabulary, or `ignore_index`: value 0 and no gradient.
         tp_group: the group over which the vocabulary is sharded, None for whole logits.
-        vocab_size: tokens without padding; columns at or past it get no probability. Default: all columns.
+        vocab_size: tokens without padding; columns at or past it get no probability. Needed where the vocabulary
+            is sharded, so that gathered logits are not taken for a shard; else by default all columns.
         temperature: divides the logits, in the gradient too.
         with_entropy: also return the (differentiable) entropy.
         consume_logits: the backward pass may write the gradient over the logits. The caller hands them over:
@@ -55,7 +56,7 @@ def logprobs_from_logits(
 
     Raises:
         ValueError: shapes or dtypes that do not fit; a target outside the vocabulary; a temperature that is
-            not positive; logits as wide as the vocabulary on each of several ranks.
+            not positive; logits as wide as the vocabulary on each of several ranks, or no `vocab_size` there.
     """
     if logits.dim() != 2 or targets.shape != logits.shape[:1]:
         raise ValueError(f"logits must be [T, V/tp] and targets [T], got {tuple(logits.shape)}, {tuple(targets.shape)}")

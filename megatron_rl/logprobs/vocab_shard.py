@@ -30,16 +30,21 @@ class VocabShard:
 
         Raises:
             ValueError: `vocab_size` does not fit `width`: more tokens than columns, or a shard as wide as the
-                whole vocabulary, which is what gathered logits look like.
+                whole vocabulary, which is what gathered logits look like; or it is missing, so that they would
+                go unnoticed.
         """
         size = 1 if group is None else group.size()
         rank = 0 if group is None else group.rank()
-        total = size * width if vocab_size is None else vocab_size
+        if size > 1 and vocab_size is None:
+            raise ValueError(
+                f"vocab_size is needed over {size} tensor-parallel ranks, to tell a shard from whole logits"
+            )
+        total = width if vocab_size is None else vocab_size
         if total > size * width:
             raise ValueError(f"vocab_size {total} exceeds the {size} x {width} columns of the logits")
-        if size > 1 and vocab_size is not None and width >= vocab_size:
+        if size > 1 and width >= total:
             raise ValueError(
-                f"logits of width {width} hold the whole vocabulary of {vocab_size} on each of {size} tensor-parallel "
+                f"logits of width {width} hold the whole vocabulary of {total} on each of {size} tensor-parallel "
                 "ranks: give one shard per rank, or tp_group=None for gathered logits"
             )
         start = rank * width

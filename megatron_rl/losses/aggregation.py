@@ -86,33 +86,41 @@ def agg_loss(
     batch_num_tokens: int | None = None,
     global_batch_size: int | None = None,
     loss_scale_factor: float | None = None,
+    num_micro_batches: int = 1,
 ) -> Tensor:
     """Aggregate a [B, L] loss matrix in a training loop of one's own.
 
     The counts of the global batch may be left out only where this call sees all of it: one rank and one
-    micro-batch. Otherwise give both; the results of all micro-batches of a step are then to be added.
+    micro-batch. Otherwise give them; the results of all micro-batches of a step are then to be added.
 
     Args:
         loss_mat: [B, L], B sequences of at most L tokens. loss_mask: [B, L], non-zero where a token counts.
         dp_size: multiplies the result, because data-parallel wrappers average gradients over ranks.
         batch_num_tokens, global_batch_size: N and G over all ranks and micro-batches, after every rejection.
-        loss_scale_factor: the constant of seq-mean-token-sum-norm; by default L.
+        loss_scale_factor: the constant of seq-mean-token-sum-norm; by default L, if this call sees all.
+        num_micro_batches: how many calls make up a step on this rank.
 
     Raises:
-        ValueError: unknown mode; shapes that differ; `dp_size` above 1 without the counts that the mode needs.
+        ValueError: unknown mode; shapes that differ; a count that the mode needs is missing although the call
+            sees only a part of the batch.
     """
     check_agg_mode(loss_agg_mode)
     if loss_mat.shape != loss_mask.shape or loss_mat.dim() != 2:
         raise ValueError(
             f"loss_mat and loss_mask must both be [B, L], got {tuple(loss_mat.shape)} and {tuple(loss_mask.shape)}"
         )
-    needed, given = {
-        "token-mean": ("batch_num_tokens", batch_num_tokens),
-        "token-sum": ("nothing", 0),
-    }.get(loss_agg_mode, ("global_batch_size", global_batch_size))
-    if dp_size > 1 and given is None:
+    needed: dict[str, float | None] = {"global_batch_size": global_batch_size}
+    if loss_agg_mode == "token-mean":
+        needed = {"batch_num_tokens": batch_num_tokens}
+    elif loss_agg_mode == "token-sum":
+        needed = {}
+    elif loss_agg_mode == "seq-mean-token-sum-norm":
+        needed["loss_scale_factor"] = loss_scale_factor
+    missing = [name for name, value in needed.items() if value is None]
+    if missing and (dp_size > 1 or num_micro_batches > 1):
         raise ValueError(
-            f"{loss_agg_mode} over dp_size={dp_size} needs {needed}: the counts of one rank are not those of the batch"
+            f"{loss_agg_mode} needs {' and '.join(missing)} over dp_size={dp_size} and {num_micro_batches} "
+            "micro-batches: what one of them holds is not the batch"
         )
     mask = loss_mask.bool()
     tokens_of_sequence = mask.sum(dim=1, keepdim=True).to(loss_mat.dtype)

@@ -27,6 +27,7 @@ def compute_policy_loss(
     batch_num_tokens: int | None = None,
     global_batch_size: int | None = None,
     loss_scale_factor: float | None = None,
+    num_micro_batches: int = 1,
 ) -> tuple[Tensor, dict[str, Metric]]:
     """The aggregated loss and the parts of its metrics.
 
@@ -44,5 +45,14 @@ def compute_policy_loss(
     values = token_loss.values.view(mask.shape)
     if rollout_is_weights is not None:
         values = values * rollout_is_weights.detach().where(mask, 0.0)
-    total = agg_loss(values, mask, loss_agg_mode, dp_size, batch_num_tokens, global_batch_size, loss_scale_factor)
+    total = agg_loss(
+        values,
+        mask,
+        loss_agg_mode,
+        dp_size,
+        batch_num_tokens,
+        global_batch_size,
+        loss_scale_factor,
+        num_micro_batches,
+    )
     return total, token_loss.metrics

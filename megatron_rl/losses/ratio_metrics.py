@@ -15,7 +15,8 @@ def ratio_metrics(batch: PolicyBatch) -> dict[str, Metric]:
 
     The tokens are samples of π_old, so both estimate the divergence from the old policy to the new one:
     k1 = −lr is unbiased but noisy and may be negative, k3 = e^lr − 1 − lr is unbiased and never negative
-    (Schulman, "Approximating KL divergence", 2020).
+    (Schulman, "Approximating KL divergence", 2020). In k3 the exponent is bounded at ±20, so that one token cannot
+    make it infinite.
     """
     lr = batch.log_ratio.detach()
     count = batch.mask.sum()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_rl.metrics.values import Distribution, Max, Mean, Metric, Sum
+from megatron_rl.metrics.values import Distribution, Mean, Metric, Sum
 
 QUANTILES = {"p1": 0.01, "p50": 0.5, "p99": 0.99}
 _BINS = 64
@@ -56,11 +56,6 @@ def reduce_metrics(parts: Sequence[dict[str, Metric]], group: dist.ProcessGroup 
         for name, (total, weight) in zip(sums, totals.tolist(), strict=True):
             divisor = weight if kinds[name] is Mean else 1.0
             result.numbers[name] = total / divisor if divisor else None
-    maxima = [name for name, kind in kinds.items() if kind is Max]
-    if maxima:
-        largest = torch.stack([torch.stack([m.value.double() for m in columns[name]]).max() for name in maxima])
-        for name, value in zip(maxima, _all_reduce(largest, dist.ReduceOp.MAX, group).tolist(), strict=True):
-            result.numbers[name] = value if np.isfinite(value) else None
     for name, kind in kinds.items():
         if kind is Distribution:
             _describe(name, _gather(torch.cat([d.values.float() for d in columns[name]]), group), result)

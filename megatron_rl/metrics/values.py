@@ -1,8 +1,7 @@
 """What a metric is before it is a number: parts that add up, whichever rank or micro-batch they come from.
 
-A mean of means depends on how the batch was cut. So a micro-batch contributes sums, weights, maxima and
-samples, and only the reduction at the end of a step divides. All parts are tensors: nothing here waits for
-the device.
+A mean of means depends on how the batch was cut. So a micro-batch contributes sums, weights and samples, and only the
+reduction at the end of a step divides. All parts are tensors: nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -30,13 +29,6 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Max:
-    """The largest value over the global batch; a scalar, -inf where there is none."""
-
-    value: Tensor
-
-
-@dataclass(frozen=True)
 class Distribution:
     """All values of the global batch, reported as its quantiles P1, P50, P99 and a histogram.
 
@@ -46,4 +38,4 @@ class Distribution:
     values: Tensor
 
 
-Metric = Mean | Sum | Max | Distribution
+Metric = Mean | Sum | Distribution

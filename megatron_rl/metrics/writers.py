@@ -62,7 +62,7 @@ class TensorBoardWriter:
     """Scalars and histograms as TensorBoard events."""
 
     def __init__(self, folder: Path, resume_step: int):
-        self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1 if resume_step else None)
+        self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1)
 
     def write(self, step: int, metrics: StepMetrics) -> None:
         for name, value in metrics.numbers.items():

@@ -34,14 +34,14 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
     if model.num_experts is not None:
         experts = {
             "num_moe_experts": model.num_experts,
-            "moe_router_topk": model.moe_router_topk,
+            "moe_router_topk": model.moe_router_topk or 2,
             "moe_ffn_hidden_size": model.moe_ffn_hidden_size or model.ffn_hidden_size,
             "moe_router_load_balancing_type": "none",
             "moe_grouped_gemm": transformer_engine,
         }
     recompute = {}
     if parallel.recompute_granularity == "full":
-        recompute = {"recompute_method": "uniform", "recompute_num_layers": parallel.recompute_num_layers}
+        recompute = {"recompute_method": "uniform", "recompute_num_layers": parallel.recompute_num_layers or 1}
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,

@@ -23,9 +23,13 @@ from megatron_rl.training.optimizer import Optimizer
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands. step: steps done. skipped_in_row, skipped_total: steps without an update."""
+    """Where a run stands.
+
+    step: steps done. consumed_rows: training rows they took. skipped_in_row, skipped_total: steps without an update.
+    """
 
     step: int = 0
+    consumed_rows: int = 0
     skipped_in_row: int = 0
     skipped_total: int = 0
 
@@ -74,6 +78,7 @@ def load_checkpoint(path: Path, model: list[torch.nn.Module], optimizer: Optimiz
     with torch.no_grad():
         loaded = dist_checkpointing.load(state, str(path))
         _load_model(model, loaded)
+        _set_learning_rates(loaded["optimizer"], optimizer)
         optimizer.megatron.load_state_dict(loaded["optimizer"])
     optimizer.scheduler.load_state_dict(loaded["scheduler"])
     if same_layout:
@@ -118,6 +123,16 @@ def _model_state(model: list[torch.nn.Module]) -> dict[str, Any]:
 def _load_model(model: list[torch.nn.Module], loaded: dict[str, Any]) -> None:
     for i, chunk in enumerate(model):
         chunk.module.load_state_dict(loaded["model" if len(model) == 1 else f"model{i}"])
+
+
+def _set_learning_rates(state: Any, optimizer: Optimizer) -> None:
+    """Let the configured learning rates stand: Megatron-Core finds its parameter groups again by them."""
+    if isinstance(state, dict) and "param_groups" in state:
+        for group in state["param_groups"]:
+            group |= {"max_lr": optimizer.max_lr, "min_lr": optimizer.min_lr}
+    elif isinstance(state, dict | list):
+        for part in state.values() if isinstance(state, dict) else state:
+            _set_learning_rates(part, optimizer)
 
 
 def _random_object(state: dict[str, Any] | None) -> ShardedObject:

@@ -13,7 +13,7 @@ from megatron_rl.advantages import baseline_advantages
 from megatron_rl.config import Problem, ProblemCollector, RunConfig, UserError
 from megatron_rl.data.micro_batch import padded_length
 from megatron_rl.data.order import RowOrder
-from megatron_rl.data.read import DataSet, read_files
+from megatron_rl.data.read import DataSet, check_readable, read_files
 from megatron_rl.data.rows import RowFormat
 from megatron_rl.data.tokenizer import SentencePieceTokenizer
 from megatron_rl.training.checkpoint_folder import check_description, latest_checkpoint, required_checkpoint
@@ -54,8 +54,15 @@ def read_inputs(config: RunConfig) -> Inputs:
         UserError: everything that is wrong with them, and with keys whose rules depend on them.
     """
     data, problems = config.data, ProblemCollector()
-    tokenizer, vocab_size = _tokenizer_and_vocab_size(config)
     loss = config.loss.policy_loss()
+    tokenizer, vocab_size = None, None
+    with problems.gather():
+        tokenizer, vocab_size = _tokenizer_and_vocab_size(config)
+    if vocab_size is None:
+        # without tokens rows cannot be judged, but files that are not there can be named
+        with problems.gather():
+            check_readable(data.train_data + data.valid_data)
+        problems.raise_any("inputs")
     row_format = RowFormat(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
@@ -78,16 +85,28 @@ def read_inputs(config: RunConfig) -> Inputs:
             pretrained = required_checkpoint("--pretrained-checkpoint", config.checkpoint.pretrained_checkpoint)
             check_description(pretrained, config, vocab_size, with_optimizer=False)
     problems.raise_any("inputs")
+    _make_folders(config)
     return Inputs(
         train=train,
         valid=valid,
         advantages=_advantages(config, train) if loss.uses_advantages else np.zeros(len(train.samples)),
         vocab_size=vocab_size,
-        order=RowOrder(len(train.samples), data.global_batch_size, config.training.seed, data.shuffle),
+        order=RowOrder(len(train.samples), config.training.seed, data.shuffle),
         train_iters=train_iters,
         pretrained=pretrained,
         resume=resume,
     )
+
+
+def _make_folders(config: RunConfig) -> None:
+    """Make the folders that the user named, so that one which cannot be made is known before the start."""
+    for flag, folder in (("--run-dir", config.checkpoint.run_dir), ("--save", config.checkpoint.save)):
+        if folder is not None:
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                message = f"cannot be made or is no folder ({error.strerror})"
+                raise UserError("inputs", [Problem(flag, message, folder)]) from None
 
 
 def _advantages(config: RunConfig, train: DataSet) -> np.ndarray:
@@ -132,11 +151,15 @@ def _tokenizer_and_vocab_size(config: RunConfig) -> tuple[SentencePieceTokenizer
 
 
 def _train_iters(config: RunConfig, rows: int) -> int:
-    """The number of steps, and whether the learning rate's schedule fits into it."""
-    training, optimizer = config.training, config.optimizer
-    steps = training.train_iters or math.ceil(training.epochs * rows / config.data.global_batch_size)
-    warmup, decay = optimizer.lr_warmup_iters, optimizer.lr_decay_iters or steps
-    if optimizer.lr_decay_style != "constant" and warmup >= decay:
-        message = f"must be below the {decay} steps of the schedule"
-        raise UserError("configuration", [Problem("--lr-warmup-iters", message, str(warmup))])
+    """The number of steps; what depends on the number of rows is checked here."""
+    training, optimizer, batch = config.training, config.optimizer, config.data.global_batch_size
+    problems = []
+    if batch > rows:
+        problems.append(Problem("--global-batch-size", f"must not exceed the {rows} training rows", str(batch)))
+    steps = training.train_iters or math.ceil(training.epochs * rows / batch)
+    warmup = optimizer.lr_warmup_iters
+    if optimizer.lr_decay_style != "constant" and warmup >= (optimizer.lr_decay_iters or steps):
+        problems.append(Problem("--lr-warmup-iters", f"must be below the {steps} steps of the schedule", str(warmup)))
+    if problems:
+        raise UserError("configuration", problems)
     return steps

@@ -14,16 +14,18 @@ class Optimizer:
     """Optimizer and learning-rate schedule of a run.
 
     megatron: Megatron-Core's optimizer. scheduler: its schedule; both are saved in checkpoints.
+    max_lr, min_lr: the ends of the schedule.
     """
 
     def __init__(self, config: RunConfig, model: list[torch.nn.Module], train_iters: int):
         section = config.optimizer
         self._clip_grad = section.clip_grad
+        self.max_lr, self.min_lr = section.lr, section.min_lr or 0.0
         self.megatron = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
-                lr=section.lr,
-                min_lr=section.min_lr,
+                lr=self.max_lr,
+                min_lr=self.min_lr,
                 weight_decay=section.weight_decay,
                 adam_beta1=section.adam_beta1,
                 adam_beta2=section.adam_beta2,
@@ -42,8 +44,8 @@ class Optimizer:
         self.scheduler = OptimizerParamScheduler(
             self.megatron,
             init_lr=0.0,
-            max_lr=section.lr,
-            min_lr=section.min_lr,
+            max_lr=self.max_lr,
+            min_lr=self.min_lr,
             lr_warmup_steps=section.lr_warmup_iters,
             lr_decay_steps=decay_steps,
             lr_decay_style=section.lr_decay_style,

@@ -27,8 +27,11 @@ class RunFolder:
         self.evaluations = self.path / "evaluations.jsonl"
         if dist.get_rank() == 0:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         dist.barrier()
+
+    def write_config(self, config: RunConfig) -> None:
+        """Write the resolved configuration; call when the run is known to be able to begin."""
+        (self.path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
 
     def write_list(self, name: str, lines: list[str]) -> Path:
         """Write a file of one entry a line, e.g. the rows that were skipped."""

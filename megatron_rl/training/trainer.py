@@ -64,6 +64,9 @@ class Trainer:
             TrainingStopped: `max_skipped_steps` steps in a row changed nothing.
         """
         training, checkpoint, last = self.config.training, self.config.checkpoint, self.inputs.train_iters
+        if self.progress.step >= last:
+            self.console.say(f"nothing to do: {self.progress.step} steps are done, {last} were asked for")
+            return
         before = self._evaluate() if self.progress.step == 0 else {}
         after = {}
         self.console.start(self.progress.step, last)
@@ -80,12 +83,12 @@ class Trainer:
             for writer in self.writers + self.evaluation_writers:
                 writer.close()
         for name in sorted(before.keys() & after.keys()):
-            self.console.say(f"{name}: {before[name]:.4f} before, {after[name]:.4f} after {last} steps")
+            self.console.say(f"{name}: {before[name]:.4g} before, {after[name]:.4g} after {last} steps")
         self.console.say(f"done; results are in {self.folder.path}: metrics.jsonl, evaluations.jsonl, tensorboard")
 
-    def batch(self, step: int) -> GlobalBatch:
-        """The global batch of step `step`, counted from 0; the same on every rank."""
-        rows = self.inputs.order.batch(step)
+    def next_batch(self) -> GlobalBatch:
+        """The global batch of the next step; the same on every rank."""
+        rows = self.inputs.order.rows(self.progress.consumed_rows, self.config.data.global_batch_size)
         old = self.old_logprobs
         return GlobalBatch(
             samples=[self.inputs.train.samples[i] for i in rows],
@@ -107,12 +110,13 @@ class Trainer:
 
     def _step(self) -> None:
         started = time.perf_counter()
-        batch = self.batch(self.progress.step)
+        batch = self.next_batch()
         result = train_step(self.model, self.optimizer, batch, self.objective, self.layout, self.batch_layout)
         seconds = time.perf_counter() - started
         skipped = result.skipped is not None
         self.progress = Progress(
             step=self.progress.step + 1,
+            consumed_rows=self.progress.consumed_rows + len(batch.samples),
             skipped_in_row=self.progress.skipped_in_row + 1 if skipped else 0,
             skipped_total=self.progress.skipped_total + skipped,
         )
@@ -152,7 +156,7 @@ class Trainer:
         found = evaluate(samples, self._score(samples))
         for writer in self.evaluation_writers:
             writer.write(self.progress.step, StepMetrics(found))
-        numbers = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
+        numbers = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
         self.console.say(f"held-out rows at step {self.progress.step}: {numbers}")
         return found
 
@@ -185,7 +189,8 @@ class Trainer:
         """Those of steps and those of evaluations."""
         if self.layout.rank != 0:
             return [], []
-        folder, step = self.folder, self.progress.step
+        # a run that begins anew in a used folder keeps nothing of what was there
+        folder, step = self.folder, self.progress.step if self.inputs.resume else -1
         tensorboard = TensorBoardWriter(folder.tensorboard, step)
         return (
             [JsonlWriter(folder.metrics, step), tensorboard],
@@ -204,5 +209,9 @@ class Trainer:
             for problem in skipped[:20]:
                 say(f"  {problem}")
             say(f"all skipped rows are listed in {path}")
+        if self.objective.loss.uses_advantages and not inputs.advantages.any():
+            say(f"warning: every advantage is 0 under {self.config.loss.advantage_baseline}: the rewards teach nothing")
+        if self.layout.rank == 0:
+            self.folder.write_config(self.config)
         if inputs.resume is not None:
             say(f"going on from {inputs.resume}, step {self.progress.step} of {inputs.train_iters}")

@@ -120,7 +120,10 @@ def test_a_broken_file_is_named(tmp_path, text):
 
 
 def test_a_missing_file_is_named():
-    assert problems("--config", "nowhere.yaml") == ["--config = nowhere.yaml: No such file or directory"]
+    found = problems("--config", "nowhere.yaml", "--dro-beta", "nan")
+    assert found[0] == "--config = nowhere.yaml: No such file or directory"
+    assert found[1].startswith("--dro-beta = 'nan'")
+    assert len(found) == 2
 
 
 def test_an_option_of_another_loss_on_the_command_line_is_an_error():
@@ -150,6 +153,13 @@ def test_a_misspelt_loss_gets_a_suggestion():
         (["--loss-scale-factor=2"], "used by seq-mean-token-sum-norm only"),
         (["--train-iters=2", "--epochs=1"], "either train_iters or epochs"),
         (["--min-lr=1"], "must not exceed lr"),
+        (["--min-lr=1e-5", "--lr-decay-style=constant"], "needs an lr_decay_style"),
+        (["--lr-decay-iters=5", "--lr-decay-style=constant"], "needs an lr_decay_style"),
+        (["--recompute-num-layers=2"], "needs recompute_granularity full"),
+        (["--moe-router-topk=2"], "needs num_experts"),
+        (["--moe-ffn-hidden-size=64"], "needs num_experts"),
+        (["--num-experts=4", "--moe-router-topk=5"], "must not exceed num_experts 4"),
+        (["--eval-interval=2", "--valid-data"], "needs valid_data"),
         (["--kv-channels=7"], "even width"),
         (["--transformer-impl=transformer_engine", "--kv-channels=16"], "give --bf16"),
         (["--transformer-impl=transformer_engine", "--bf16"], "multiple of 8, not 12"),

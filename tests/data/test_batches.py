@@ -33,18 +33,19 @@ def sample(length, prompt_length=1, first=0, mask=None):
 
 
 def test_rows_go_on_after_resuming():
-    order = RowOrder(10, 2, seed=0, shuffle=False)
-    assert [order.batch(step).tolist() for step in (0, 1, 2)] == [[0, 1], [2, 3], [4, 5]]
+    order = RowOrder(10, seed=0, shuffle=False)
+    assert [order.rows(2 * step, 2).tolist() for step in (0, 1, 2)] == [[0, 1], [2, 3], [4, 5]]
+    assert order.rows(8, 4).tolist() == [8, 9, 0, 1]
 
 
 def test_every_row_once_an_epoch_in_an_order_of_its_own():
-    order = RowOrder(10, 4, seed=7)
-    rows = np.concatenate([order.batch(step) for step in range(10)])
+    order = RowOrder(10, seed=7)
+    rows = np.concatenate([order.rows(4 * step, 4) for step in range(10)])
     epochs = rows.reshape(4, 10)
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs.tolist())
     assert len({tuple(epoch) for epoch in epochs.tolist()}) == 4
-    assert (RowOrder(10, 4, seed=7).batch(3) == order.batch(3)).all()
-    assert (RowOrder(10, 4, seed=8).batch(0) != order.batch(0)).any()
+    assert (RowOrder(10, seed=7).rows(12, 4) == order.rows(12, 4)).all()
+    assert (RowOrder(10, seed=8).rows(0, 10) != order.rows(0, 10)).any()
 
 
 # --- packing

@@ -84,6 +84,7 @@ def test_rows_of_token_ids(tmp_path):
         (TEXT | {"label": True}, "reward and label", "mean the same"),
         (TEXT | {"prompt": 3}, "prompt", "must be text"),
         (TEXT | {"prompt": ""}, "prompt", "is empty"),
+        (TEXT | {"completion": "\ud800"}, "completion", "surrogate"),
         (TEXT | {"reward": "1"}, "reward", "must be a finite number"),
         ('{"prompt": "a", "completion": "b", "reward": NaN}', "reward", "must be a finite number"),
         (TEXT | {"old_logprobs": [-1]}, "old_logprobs", "needs token ids"),

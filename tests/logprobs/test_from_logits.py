@@ -136,3 +136,9 @@ def test_a_target_outside_the_vocabulary_is_an_error(target):
 def test_wrong_arguments(options):
     with pytest.raises(ValueError, match="temperature|vocab_size"):
         run([0.0, 1.0], 0, **options)
+
+
+def test_truncated_distributions_are_refused():
+    """Log-probabilities of top-p or top-k samples are not those of the softmax: there is no option to ask for them."""
+    with pytest.raises(TypeError, match="top_p"):
+        run([0.0, 1.0], 0, top_p=0.8)

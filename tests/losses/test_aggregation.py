@@ -31,7 +31,8 @@ def test_two_ranks_averaged_by_data_parallelism(mode, sequences, expected):
         (torch.ones(2, 3), torch.ones(2, 3)),
         (torch.full((2, 3), 5.0), torch.tensor([[1, 1, 0], [0, 0, 0]])),
     ]
-    values = [agg_loss(v, m, mode, dp_size=2, batch_num_tokens=8, global_batch_size=sequences) for v, m in ranks]
+    counts = {"batch_num_tokens": 8, "global_batch_size": sequences, "loss_scale_factor": 3}
+    values = [agg_loss(v, m, mode, dp_size=2, **counts) for v, m in ranks]
     assert (sum(values) / 2).item() == pytest.approx(expected)
 
 
@@ -56,11 +57,18 @@ def test_everything_masked_is_zero_with_a_gradient_of_zero(mode):
     assert (values.grad == 0).all()
 
 
+@pytest.mark.parametrize("part", [{"dp_size": 2}, {"num_micro_batches": 2}])
 @pytest.mark.parametrize("mode", [m for m in AGG_MODES if m != "token-sum"])
-def test_missing_counts_over_several_ranks_are_an_error(mode):
+def test_missing_counts_are_an_error_where_the_call_sees_a_part(mode, part):
     needed = "batch_num_tokens" if mode == "token-mean" else "global_batch_size"
     with pytest.raises(ValueError, match=needed):
-        agg_loss(torch.ones(1, 2), torch.ones(1, 2), mode, dp_size=2)
+        agg_loss(torch.ones(1, 2), torch.ones(1, 2), mode, **part)
+
+
+def test_the_constant_of_a_part_is_not_its_own_length():
+    counts = {"num_micro_batches": 2, "global_batch_size": 3}
+    with pytest.raises(ValueError, match="loss_scale_factor"):
+        agg_loss(torch.ones(1, 2), torch.ones(1, 2), "seq-mean-token-sum-norm", **counts)
 
 
 def test_unknown_mode_lists_the_known():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron_rl.metrics.reduce import reduce_metrics
-from megatron_rl.metrics.values import Distribution, Max, Mean, Sum
+from megatron_rl.metrics.values import Distribution, Mean, Sum
 
 
 def test_a_mean_is_over_tokens_not_over_micro_batches():
@@ -20,24 +20,21 @@ def test_nothing_counted_has_no_value():
     parts = [
         {
             "mean": Mean(torch.tensor(0.0), torch.tensor(0)),
-            "max": Max(torch.tensor(-float("inf"))),
             "d": Distribution(torch.full((3,), float("nan"))),
         }
     ]
     found = reduce_metrics(parts, None)
-    assert found.numbers == {"mean": None, "max": None, "d_p1": None, "d_p50": None, "d_p99": None}
+    assert found.numbers == {"mean": None, "d_p1": None, "d_p50": None, "d_p99": None}
     assert found.histograms == {}
 
 
-def test_sums_maxima_and_quantiles():
+def test_sums_and_quantiles():
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     parts = [
-        {"s": Sum(v.sum()), "m": Max(v.max()), "d": Distribution(torch.cat([v, torch.tensor([float("nan")])]))}
-        for v in values.split(170)
+        {"s": Sum(v.sum()), "d": Distribution(torch.cat([v, torch.tensor([float("nan")])]))} for v in values.split(170)
     ]
     found = reduce_metrics(parts, None)
     assert found.numbers["s"] == pytest.approx(values.double().sum().item(), rel=1e-5)
-    assert found.numbers["m"] == values.max().item()
     for name, q in (("d_p1", 0.01), ("d_p50", 0.5), ("d_p99", 0.99)):
         assert found.numbers[name] == pytest.approx(np.quantile(values.double().numpy(), q), rel=1e-12)
     assert found.histograms["d"].counts.sum() == 1000

@@ -34,6 +34,20 @@ def test_problems_of_all_inputs_are_reported_together(tiny_config, tmp_path):
     assert len(found) == 3
 
 
+def test_without_a_tokenizer_missing_files_are_still_named(tiny_config):
+    found = problems(tiny_config, "--tokenizer-model=none.model", "--train-data=a.jsonl", "--valid-data=b.jsonl")
+    assert [p.split(":")[0].split(" = ")[0] for p in found] == ["--tokenizer-model", "a.jsonl", "b.jsonl"]
+
+
+def test_a_run_folder_that_is_a_file(tiny_config, tmp_path):
+    (tmp_path / "file").touch()
+    assert problems(tiny_config, f"--run-dir={tmp_path / 'file'}")[0].startswith("--run-dir")
+
+
+def test_a_batch_is_no_larger_than_the_data(tiny_config):
+    assert "must not exceed the 40 training rows" in problems(tiny_config, "--global-batch-size=41")[0]
+
+
 def test_epochs_are_whole_steps(tiny_config):
     assert read(tiny_config, "--epochs=2.0").train_iters == 5  # 80 rows in batches of 16
     assert read(tiny_config, "--epochs=0.5").train_iters == 2  # 20 rows
@@ -42,6 +56,8 @@ def test_epochs_are_whole_steps(tiny_config):
 def test_a_warm_up_longer_than_the_schedule(tiny_config):
     found = problems(tiny_config, "--lr-warmup-iters=3", "--lr-decay-style=cosine")
     assert "--lr-warmup-iters = 3: must be below the 3 steps" in found[0]
+    found = problems(tiny_config, "--lr-warmup-iters=5", "--lr-decay-style=cosine", "--epochs=2.0")
+    assert "must be below the 5 steps" in found[0]
 
 
 @pytest.mark.parametrize(("divisor", "fits"), [(4, True), (22, True), (23, False), (128, False)])

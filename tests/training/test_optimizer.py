@@ -31,7 +31,7 @@ def test_betas_of_the_configuration_reach_the_moments(tiny_config, tmp_path):
     flags = ["--config", str(tiny_config), "--run-dir", str(tmp_path), "--adam-beta1=0", "--adam-beta2=0.5"]
     config = load_config(flags, default_config=tiny_config)
     run = Trainer(config, read_inputs(config))
-    train_step(run.model, run.optimizer, run.batch(0), run.objective, run.layout, run.batch_layout)
+    train_step(run.model, run.optimizer, run.next_batch(), run.objective, run.layout, run.batch_layout)
     (part,) = run.optimizer.megatron.chained_optimizers
     moments = list(part.optimizer.state.values())
     assert any(state["exp_avg"].abs().max() > 0 for state in moments)

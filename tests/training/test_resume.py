@@ -30,6 +30,8 @@ def runs(tiny_config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
     base = ["--config", str(tiny_config), *SCHEDULE, "--old-logprobs=initial", "--train-iters"]
 
+    load = ["--load", str(folder / "half" / "checkpoints")]
+
     def start(world, cases):
         path = folder / f"cases-{world}-{len(list(folder.iterdir()))}.json"
         path.write_text(json.dumps({str(folder / name): flags for name, flags in cases}))
@@ -40,13 +42,17 @@ def runs(tiny_config, tmp_path_factory):
         [
             ("whole", [*base, "4", TP2]),
             ("half", [*base, "2", TP2]),
-            ("parts", [*base, "4", TP2, "--load", str(folder / "half" / "checkpoints")]),
+            ("parts", [*base, "4", TP2, *load]),
+            (
+                "smaller batches",
+                [*base, "4", TP2, "--global-batch-size=8", "--load", str(folder / "half" / "checkpoints")],
+            ),
+            ("lower rate", [*base, "4", TP2, "--lr=5e-4", *load]),
             ("moe half", [*base, "2", EP2, *MOE]),
             ("moe whole", [*base, "4", EP2, *MOE]),
             ("moe parts", [*base, "4", EP2, *MOE, "--load", str(folder / "moe half" / "checkpoints")]),
         ],
     )
-    load = ["--load", str(folder / "half" / "checkpoints")]
     for world, layouts in ELSEWHERE.items():
         logs += start(world, [(name, [*base, "4", *flags, *load]) for name, flags in layouts.items()])
     write_rows(folder / "other.jsonl", 40, seed=5)
@@ -88,6 +94,20 @@ def test_the_learning_rate_goes_on(runs):
     rates = [whole[step]["lr"] for step in (1, 2, 3, 4)]
     assert rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3 * 0.75])
     assert numbers(folder, "parts")[0][3]["lr"] == rates[2]
+
+
+def test_the_rows_go_on_with_another_batch_size(runs):
+    """16 of the rows that step 3 would have taken make two batches of 8."""
+    folder, _ = runs
+    whole, smaller = numbers(folder, "whole")[0], numbers(folder, "smaller batches")[0]
+    assert smaller[3]["tokens"] + smaller[4]["tokens"] == whole[3]["tokens"]
+
+
+def test_another_learning_rate_is_taken(runs):
+    folder, _ = runs
+    whole, lower = numbers(folder, "whole")[0], numbers(folder, "lower rate")[0]
+    assert lower[3]["lr"] == pytest.approx(whole[3]["lr"] / 2)
+    assert lower[3]["loss"] == whole[3]["loss"]
 
 
 @pytest.mark.parametrize("layout", [name for layouts in ELSEWHERE.values() for name in layouts])

@@ -39,12 +39,14 @@ def state_of(trainer):
 
 
 def step(trainer, number):
+    from megatron_rl.training.checkpoint import Progress
     from megatron_rl.training.step import train_step
 
+    trainer.progress = Progress(consumed_rows=16 * number)
     return train_step(
         trainer.model,
         trainer.optimizer,
-        trainer.batch(number),
+        trainer.next_batch(),
         trainer.objective,
         trainer.layout,
         trainer.batch_layout,

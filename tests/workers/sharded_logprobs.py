@@ -26,10 +26,13 @@ def shard(whole: torch.Tensor) -> torch.Tensor:
     return whole.chunk(dist.get_world_size(), dim=-1)[dist.get_rank()].clone()
 
 
-def sharded(whole, target, **options):
+def sharded(whole, target):
     """Value, entropy and gradient of this rank's columns, of rows given whole."""
-    logits = shard(torch.as_tensor(whole)).requires_grad_()
-    found = logprobs_from_logits(logits, torch.tensor(target), tp_group=dist.group.WORLD, with_entropy=True, **options)
+    whole = torch.as_tensor(whole)
+    logits = shard(whole).requires_grad_()
+    found = logprobs_from_logits(
+        logits, torch.tensor(target), tp_group=dist.group.WORLD, vocab_size=whole.shape[1], with_entropy=True
+    )
     (gradient,) = torch.autograd.grad(found.logprobs.sum(), logits, retain_graph=True)
     return found.logprobs, found.entropy, gradient
 
@@ -88,19 +91,23 @@ def case_same_as_unsharded():
 
 def case_no_tokens_do_not_hang():
     logits = torch.empty(0, 3, requires_grad=True)
-    found = logprobs_from_logits(logits, torch.empty(0, dtype=torch.int64), tp_group=dist.group.WORLD)
+    found = logprobs_from_logits(
+        logits, torch.empty(0, dtype=torch.int64), tp_group=dist.group.WORLD, vocab_size=3 * dist.get_world_size()
+    )
     found.logprobs.sum().backward()
     assert logits.grad.shape == (0, 3)
 
 
 def case_gathered_logits_are_refused():
+    """With the vocabulary's size they show, and without it nothing sharded is taken."""
     gathered = torch.zeros(1, 8)
-    try:
-        logprobs_from_logits(gathered, torch.tensor([1]), tp_group=dist.group.WORLD, vocab_size=8)
-    except ValueError as error:
-        assert "whole vocabulary" in str(error), error
-    else:
-        raise AssertionError("gathered logits were taken for a shard")
+    for vocab_size, message in ((8, "whole vocabulary"), (None, "vocab_size is needed")):
+        try:
+            logprobs_from_logits(gathered, torch.tensor([1]), tp_group=dist.group.WORLD, vocab_size=vocab_size)
+        except ValueError as error:
+            assert message in str(error), error
+        else:
+            raise AssertionError("gathered logits were taken for a shard")
 
 
 def case_one_max_and_one_sum_and_nothing_in_backward():

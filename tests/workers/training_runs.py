@@ -1,6 +1,6 @@
 """Worker of the distributed tests: runs many training runs in one start of a process group.
 
-    torchrun --nproc-per-node N tests/run_cases.py CASES.json
+    torchrun --nproc-per-node N tests/workers/training_runs.py CASES.json
 
 CASES.json maps a case's folder to its command line. A run that fails leaves `error.txt` in its folder, and
 the next one goes on.
