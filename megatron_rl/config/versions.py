@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 
 from megatron_rl.config.problems import Problem
@@ -26,10 +27,5 @@ def version_problems() -> list[Problem]:
 
 
 def _supported(version: str) -> bool:
-    parts = []
-    for part in version.split("."):
-        digits = "".join(c for c in part if c.isdigit())
-        if not part[:1].isdigit():
-            break
-        parts.append(int(digits))
-    return MEGATRON_CORE[0] <= tuple(parts) < MEGATRON_CORE[1]
+    release = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    return MEGATRON_CORE[0] <= release < MEGATRON_CORE[1]
