@@ -139,6 +139,15 @@ def expert_parallel_fits(
 
 
 @rule
+def expert_tensor_parallel_divides_experts(
+    num_experts, moe_ffn_hidden_size, ffn_hidden_size, hidden_size, expert_tensor_parallel_size
+) -> Findings:
+    width = moe_ffn_hidden_size or ffn_hidden_size or 4 * hidden_size
+    if num_experts is not None and width % expert_tensor_parallel_size:
+        yield "expert_tensor_parallel_size", f"must divide the experts' width {width}"
+
+
+@rule
 def world_holds_layout(
     world_size,
     tensor_model_parallel_size,

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from megatron_rl.losses import AGG_MODES, PolicyLoss, options_of, policy_loss_class, policy_loss_names
 
 Count = Annotated[int, Field(ge=1)]
+AtLeastTwo = Annotated[int, Field(ge=2)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -63,7 +64,9 @@ class ParallelSection(Section):
     tensor_model_parallel_size: Count = key(1, "ranks that share each layer's matrices")
     sequence_parallel: bool = key(False, "shard activations between the matrices over the tensor-parallel ranks")
     pipeline_model_parallel_size: Count = key(1, "pipeline stages")
-    virtual_pipeline_model_parallel_size: Count | None = key(None, "model chunks in each stage (interleaved schedule)")
+    virtual_pipeline_model_parallel_size: AtLeastTwo | None = key(
+        None, "model chunks in each stage (interleaved schedule)"
+    )
     context_parallel_size: Count = key(1, "ranks that share each sequence")
     expert_model_parallel_size: Count = key(1, "ranks that share the experts")
     expert_tensor_parallel_size: Count = key(1, "ranks that share each expert's matrices")

@@ -22,7 +22,7 @@ class SentencePieceTokenizer:
             raise UserError("tokenizer", [Problem("--tokenizer-model", "no such file", path)])
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except Exception as error:
+        except (OSError, RuntimeError) as error:
             raise UserError("tokenizer", [Problem(path, f"not a SentencePiece model ({error})")]) from None
         self._bos = [self._special("prepend_bos", self._processor.bos_id())] if prepend_bos else []
         self._eos = [self._special("append_eos", self._processor.eos_id())] if append_eos else []

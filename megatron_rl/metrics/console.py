@@ -50,13 +50,11 @@ class RunConsole:
     def step(self, step: int, metrics: StepMetrics, seconds: float) -> None:
         """Show the numbers of a finished step that took `seconds`."""
         text = describe(metrics)
+        left = self._remaining.after(seconds, self._total - step)
         if self._progress is not None:
             self._progress.update(self._task, completed=step, description=text)
         elif step % self._log_interval == 0 or step == self._total:
-            left = self._remaining.after(seconds, self._total - step)
             self.say(f"step {step}/{self._total}  {text}  left {left}")
-        else:
-            self._remaining.after(seconds, self._total - step)
 
     def stop(self) -> None:
         """End the phase."""

@@ -145,6 +145,11 @@ def test_a_misspelt_loss_gets_a_suggestion():
         (["--tensor-model-parallel-size=3"], "must divide num_query_groups 2"),
         (["--virtual-pipeline-model-parallel-size=2"], "needs pipeline_model_parallel_size"),
         (["--expert-model-parallel-size=2"], "needs num_experts"),
+        (["--num-experts=2", "--moe-ffn-hidden-size=9", "--expert-tensor-parallel-size=2"], "experts' width 9"),
+        (
+            ["--pipeline-model-parallel-size=2", "--virtual-pipeline-model-parallel-size=1"],
+            "greater than or equal to 2",
+        ),
         (["--num-experts=3", "--expert-model-parallel-size=2"], "must divide num_experts 3"),
         (["--overlap-param-gather"], "needs overlap_grad_reduce"),
         (["--truncate", "--drop-long"], "exclude each other"),

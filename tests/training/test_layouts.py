@@ -14,6 +14,7 @@ from tests.harness import REPO, lines_of, torchrun
 
 TP2, PP2, CP2 = "--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2", "--context-parallel-size=2"
 SP, VPP2, EP2 = "--sequence-parallel", "--virtual-pipeline-model-parallel-size=2", "--expert-model-parallel-size=2"
+ETP2 = "--expert-tensor-parallel-size=2"
 PLAIN_OPTIMIZER = "--no-use-distributed-optimizer"
 OVERLAP = ["--overlap-grad-reduce", "--overlap-param-gather"]
 
@@ -59,7 +60,13 @@ LAYOUTS = {
             "CP2": [CP2],
         },
         "untied": {"TP2 SP": [TP2, SP], "PP2": [PP2]},
-        "moe": {"DP2": [], "EP2": [EP2], "EP2 plain optimizer": [EP2, PLAIN_OPTIMIZER], "TP2 SP": [TP2, SP]},
+        "moe": {
+            "DP2": [],
+            "EP2": [EP2],
+            "EP2 plain optimizer": [EP2, PLAIN_OPTIMIZER],
+            "TP2 SP": [TP2, SP],
+            "TP2 SP ETP2": [TP2, SP, ETP2],
+        },
         "ppo": {"CP2": [CP2]},
         "sft": {"PP2": [PP2]},
         "bf16": {"TP2 SP": [TP2, SP], "PP2": [PP2], "DP2 overlap": OVERLAP},

@@ -134,7 +134,7 @@ def main(path: str) -> None:
         failure = None
         try:
             case()
-        except Exception:
+        except Exception:  # whatever went wrong is the case's result, and the next case runs
             failure = traceback.format_exc()
         failures = [None] * dist.get_world_size()
         dist.all_gather_object(failures, failure)

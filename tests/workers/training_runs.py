@@ -27,7 +27,7 @@ def main(path: str) -> None:
         try:
             config = load_config([*argv, "--run-dir", folder], default_config="unused")
             Trainer(config, read_inputs(config)).train()
-        except Exception:
+        except Exception:  # whatever went wrong is the run's result, and the next run goes on
             Path(folder).mkdir(parents=True, exist_ok=True)
             (Path(folder) / "error.txt").write_text(traceback.format_exc())
     if dist.is_initialized():
