@@ -76,7 +76,7 @@ class RowFormat:
             token_ids=np.array(prompt_ids + completion_ids, dtype=np.int64),
             prompt_length=len(prompt_ids),
             reward=self._reward(row),
-            prompt=prompt if isinstance(prompt, str) else json.dumps(prompt),
+            group=prompt if isinstance(prompt, str) else json.dumps(prompt),
             loss_mask=mask,
             old_logprobs=_old_logprobs(row, mask if ids_given else None),
         )

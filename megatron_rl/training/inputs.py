@@ -112,7 +112,7 @@ def _make_folders(config: RunConfig) -> None:
 def _advantages(config: RunConfig, train: DataSet) -> np.ndarray:
     return baseline_advantages(
         np.array([sample.reward for sample in train.samples]),
-        [sample.prompt for sample in train.samples],
+        [sample.group for sample in train.samples],
         baseline=config.loss.advantage_baseline,
         normalize=config.loss.normalize_advantages,
     )

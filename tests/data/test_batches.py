@@ -23,7 +23,7 @@ def sample(length, prompt_length=1, first=0, mask=None):
         token_ids=np.arange(first, first + length),
         prompt_length=prompt_length,
         reward=1.0,
-        prompt="p",
+        group="p",
         loss_mask=np.ones(n, bool) if mask is None else np.array(mask, bool),
         old_logprobs=-np.arange(1, n + 1, dtype=np.float32),
     )
