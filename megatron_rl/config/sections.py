@@ -101,7 +101,9 @@ class LossSection(Section):
     """What is optimised. Options of each loss carry its name in their help."""
 
     loss_mode: str = key("dro", "policy loss: " + ", ".join(policy_loss_names()))
-    loss_agg_mode: Literal[tuple(AGG_MODES)] = key("token-mean", "how token losses become one: " + ", ".join(AGG_MODES))
+    loss_agg_mode: Literal[tuple(AGG_MODES)] | None = key(
+        None, "how token losses become one (default: as in the loss's paper): " + ", ".join(AGG_MODES)
+    )
     loss_scale_factor: Positive | None = key(None, "the constant of seq-mean-token-sum-norm")
     old_logprobs: Literal["data", "initial"] = key(
         "initial", "the old policy: log-probabilities in the rows, or of the starting weights"
@@ -124,19 +126,17 @@ class LossSection(Section):
 
 def _loss_option_keys() -> dict[str, Any]:
     """A key for each option of each loss. Its type is left to the option's own rule: one place decides."""
-    owners: dict[str, list[str]] = {}
-    shown: dict[str, str] = {}
+    shown: dict[str, dict[str, list[str]]] = {}
     for name in policy_loss_names():
         for f in options_of(policy_loss_class(name)):
-            flag = f.metadata["flag"]
             default = "required" if f.metadata["required"] else f"default: {f.default}"
-            owners.setdefault(flag, []).append(name)
-            shown[flag] = (
-                f.metadata["help"]
-                if f.default is None and not f.metadata["required"]
-                else f"{f.metadata['help']} ({default})"
-            )
-    return {flag: (Any, key(None, f"{', '.join(losses)}: {shown[flag]}")) for flag, losses in owners.items()}
+            hidden = f.default is None and not f.metadata["required"]
+            help = f.metadata["help"] if hidden else f"{f.metadata['help']} ({default})"
+            shown.setdefault(f.metadata["flag"], {}).setdefault(help, []).append(name)
+    return {
+        flag: (Any, key(None, "; ".join(f"{', '.join(losses)}: {help}" for help, losses in helps.items())))
+        for flag, helps in shown.items()
+    }
 
 
 LossSection = create_model("LossSection", __base__=LossSection, __doc__=LossSection.__doc__, **_loss_option_keys())

@@ -68,6 +68,26 @@ def fraction(value: Any) -> str | None:
     return None if _is_number(value) and 0 < value < 1 else "must be a number between 0 and 1, both excluded"
 
 
+def number(value: Any) -> str | None:
+    """Rule: a finite number."""
+    return None if _is_number(value) else "must be a finite number"
+
+
+def at_least_zero(value: Any) -> str | None:
+    """Rule: a finite number, zero or above."""
+    return None if _is_number(value) and value >= 0 else "must be a finite number, at least 0"
+
+
+def one_of(*choices: str) -> Rule:
+    """Rule: one of some words."""
+    return lambda value: None if value in choices else f"must be {' or '.join(choices)}"
+
+
+def boolean(value: Any) -> str | None:
+    """Rule: true or false."""
+    return None if isinstance(value, bool) else "must be true or false"
+
+
 def above_one(value: Any) -> str | None:
     """Rule: a finite number above one."""
     return None if _is_number(value) and value > 1 else "must be a finite number above 1"
