@@ -1,5 +1,5 @@
 """Rewards to advantages."""
 
-from megatron_rl.advantages.baselines import baseline_advantages
+from megatron_rl.advantages.estimators import ESTIMATORS, Completions, Options, estimate_advantages, rows_alone
 
-__all__ = ["baseline_advantages"]
+__all__ = ["ESTIMATORS", "Completions", "Options", "estimate_advantages", "rows_alone"]

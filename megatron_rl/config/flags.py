@@ -88,7 +88,9 @@ def _add_flag(group: Any, key: str, field: FieldInfo) -> None:
             "--no-" + flag_of(key)[2:], action="store_const", const=False, help=argparse.SUPPRESS, **common
         )
     elif list in kinds:
-        group.add_argument(flag_of(key), nargs="*", metavar="FILE", help=help, **common)
+        group.add_argument(
+            flag_of(key), nargs="*", metavar="FILE" if key.endswith("_data") else "VALUE", help=help, **common
+        )
     else:
         group.add_argument(flag_of(key), nargs="?", const=_NO_VALUE, metavar=_type_name(field), help=help, **common)
 

@@ -40,7 +40,8 @@ def load_config(argv: list[str], *, default_config: str | Path, world_size: int 
     config_path, flags, problems = parse_flags(argv)
     given, problems_of_file, file_read = _from_file(str(config_path or default_config))
     problems += problems_of_file + version_problems()
-    for key in _replaced_by(flags):
+    file_loss = given["loss_mode"].value if "loss_mode" in given else SECTIONS["loss"].model_fields["loss_mode"].default
+    for key in _replaced_by(flags, file_loss):
         given.pop(key, None)
     given |= {key: _Given(value, flag_of(key)) for key, value in flags.items()}
 
@@ -72,20 +73,19 @@ def load_config(argv: list[str], *, default_config: str | Path, world_size: int 
     )
 
 
-def _replaced_by(flags: dict[str, Any]) -> set[str]:
+def _replaced_by(flags: dict[str, Any], file_loss: Any) -> set[str]:
     """Keys of the file that a flag puts aside although it has another name.
 
-    The file's options belong to the file's loss: a loss chosen on the command line comes without them. Of two
-    keys that exclude each other, the one on the command line goes before the one in the file.
+    The file's options belong to the file's loss: another loss chosen on the command line comes without them. Of
+    two keys that exclude each other, the one on the command line goes before the one in the file.
     """
     replaced = set()
     for one, other in (("train_iters", "epochs"), ("truncate", "drop_long")):
         replaced |= {other} if one in flags else set()
         replaced |= {one} if other in flags else set()
-    if flags.get("loss_mode") in policy_loss_names():
-        own = {f.metadata["flag"] for f in options_of(policy_loss_class(flags["loss_mode"]))}
+    if flags.get("loss_mode", file_loss) != file_loss:
         for name in policy_loss_names():
-            replaced |= {f.metadata["flag"] for f in options_of(policy_loss_class(name))} - own
+            replaced |= {f.metadata["flag"] for f in options_of(policy_loss_class(name))}
     return replaced
 
 

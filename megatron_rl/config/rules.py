@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from megatron_rl.advantages import ESTIMATORS
 from megatron_rl.losses import LossOptionError, options_of, policy_loss_class, policy_loss_names
+from megatron_rl.losses.off_policy import Rejection
 
 Findings = Iterator[tuple[str, str]]
 RULES: list[Callable[..., Findings]] = []
@@ -40,17 +42,24 @@ def _loss_options(values: dict[str, Any]) -> Findings:
         yield "loss_mode", str(error)
         return
     own = {f.metadata["flag"]: f.name for f in options_of(chosen)}
+    owners: dict[str, list[str]] = {}
     for name in policy_loss_names():
         for f in options_of(policy_loss_class(name)):
-            flag = f.metadata["flag"]
-            if flag not in own and values.get(flag) is not None:
-                yield flag, f"is an option of {name}, not of loss_mode {chosen.name}"
+            owners.setdefault(f.metadata["flag"], []).append(name)
+    for flag, losses in owners.items():
+        if flag not in own and values.get(flag) is not None:
+            yield flag, f"is an option of {', '.join(losses)}, not of loss_mode {chosen.name}"
     try:
         chosen(**{name: values[flag] for flag, name in own.items() if values.get(flag) is not None})
     except LossOptionError as error:
         for flag, _, message in error.problems:
             required = f"{message} by loss_mode {chosen.name}" if message == "is required" else message
             yield flag, required
+
+
+def _loss_has(loss_mode: str, what: str) -> bool:
+    """Whether the loss exists and has a property."""
+    return loss_mode in policy_loss_names() and bool(getattr(policy_loss_class(loss_mode), what))
 
 
 @rule
@@ -201,7 +210,68 @@ def aggregation_has_its_constant(loss_agg_mode, loss_scale_factor) -> Findings:
     if loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor is None:
         yield "loss_scale_factor", "is required by seq-mean-token-sum-norm (usually the longest response's length)"
     if loss_agg_mode != "seq-mean-token-sum-norm" and loss_scale_factor is not None:
-        yield "loss_scale_factor", f"is used by seq-mean-token-sum-norm only, not by {loss_agg_mode}"
+        yield "loss_scale_factor", "is used by seq-mean-token-sum-norm only"
+
+
+@rule
+def old_policy_suits_the_loss(loss_mode, old_logprobs) -> Findings:
+    if _loss_has(loss_mode, "old_is_sampler") and old_logprobs != "data":
+        yield "old_logprobs", f"must be data: {loss_mode} compares with the sampler's log-probabilities, in the rows"
+
+
+@rule
+def estimator_has_its_tau(loss_mode, advantage_estimator, advantage_tau, dro_level) -> Findings:
+    needs = ESTIMATORS[advantage_estimator].reads in ("tau", "logprobs") and _loss_has(loss_mode, "uses_advantages")
+    own = loss_mode == "dro" and dro_level == "sequence"
+    if needs and advantage_tau is None and not own:
+        yield "advantage_tau", f"is required by advantage_estimator {advantage_estimator}"
+    if not needs and advantage_tau is not None:
+        yield "advantage_tau", "is used by the estimators soft, batch-soft and dro only"
+
+
+@rule
+def value_model_has_a_use(loss_mode, advantage_estimator, value_model, value_lr, value_loss_coef) -> Findings:
+    estimates = _loss_has(loss_mode, "uses_advantages") and ESTIMATORS[advantage_estimator].reads == "state_values"
+    needs = estimates or _loss_has(loss_mode, "uses_state_values")
+    who = f"advantage_estimator {advantage_estimator}" if estimates else f"loss_mode {loss_mode}"
+    if needs and value_model is None:
+        yield "value_model", f"is required by {who}: scalar, head or network"
+    if not needs and value_model is not None:
+        yield "value_model", "is used by loss_mode dro_v and the estimators value and gae only"
+    if estimates and advantage_estimator == "gae" and value_model == "scalar":
+        yield "value_model", "gae needs a value of each token: head or network"
+    if value_lr is not None and value_model not in ("scalar", "network"):
+        yield "value_lr", "is used by a value_model of scalar or network only; a head learns with the policy"
+    if value_loss_coef is not None and not estimates:
+        yield "value_loss_coef", "is used by the estimators value and gae only"
+
+
+@rule
+def charges_have_two_policies(reward_kl_coef, old_logprobs) -> Findings:
+    if reward_kl_coef and old_logprobs == "current":
+        yield "reward_kl_coef", "needs old log-probabilities before the first step: old_logprobs data or initial"
+
+
+@rule
+def rollout_weights_have_bounds(loss_mode, rollout_is, rollout_is_threshold, rollout_is_lower, bypass_loss) -> Findings:
+    if rollout_is == "none" and rollout_is_lower is not None:
+        yield "rollout_is_lower", "needs rollout_is token or sequence"
+    if rollout_is_lower is not None and rollout_is_lower >= rollout_is_threshold:
+        yield "rollout_is_lower", f"must be below rollout_is_threshold {rollout_is_threshold}"
+    if rollout_is != "none" and loss_mode == "bypass_mode" and bypass_loss != "reinforce":
+        yield (
+            "rollout_is",
+            "plays no part in bypass_mode's ppo_clip, whose ratio corrects; give bypass_loss reinforce",
+        )
+
+
+@rule
+def rejections_can_be_read(rollout_rs) -> Findings:
+    for text in rollout_rs:
+        try:
+            Rejection.parse(text)
+        except ValueError as error:
+            yield "rollout_rs", str(error)
 
 
 @rule

@@ -10,13 +10,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from megatron_rl.losses import AGG_MODES, PolicyLoss, options_of, policy_loss_class, policy_loss_names
+from megatron_rl.advantages import ESTIMATORS
+from megatron_rl.losses import AGG_MODES, KL_KINDS, PolicyLoss, options_of, policy_loss_class, policy_loss_names
 
 Count = Annotated[int, Field(ge=1)]
 AtLeastTwo = Annotated[int, Field(ge=2)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 
@@ -105,17 +107,16 @@ class LossSection(Section):
         None, "how token losses become one (default: as in the loss's paper): " + ", ".join(AGG_MODES)
     )
     loss_scale_factor: Positive | None = key(None, "the constant of seq-mean-token-sum-norm")
-    old_logprobs: Literal["data", "initial"] = key(
-        "initial", "the old policy: log-probabilities in the rows, or of the starting weights"
+    old_logprobs: Literal["data", "initial", "current"] = key(
+        "initial", "the old policy: the rows' log-probabilities, the starting weights, or those of each step"
     )
+    ref_logprobs: Literal["data", "initial"] = key(
+        "initial", "the reference policy: ref_logprobs in the rows, or the starting weights"
+    )
+    kl_coef: NonNegative = key(0.0, "strength of the divergence from the reference policy, beside the loss")
+    kl_kind: Literal[KL_KINDS] = key("k3", "its estimate, with + with the gradient of k2: " + ", ".join(KL_KINDS))
+    entropy_coef: NonNegative = key(0.0, "strength of the entropy bonus")
     temperature: Positive = key(1.0, "divides the logits: the temperature that the completions were sampled at")
-    advantage_baseline: Literal["none", "batch-mean", "prompt-mean"] = key(
-        "batch-mean",
-        "subtracted from the reward: nothing, the mean of all training rows, or of the rows of the same prompt",
-    )
-    normalize_advantages: bool = key(
-        False, "divide advantages by their standard deviation (multiplies beta's effect by it)"
-    )
 
     def policy_loss(self) -> PolicyLoss:
         """The chosen loss with its options. Raises ValueError (`LossOptionError`) if an option is wrong."""
@@ -140,6 +141,47 @@ def _loss_option_keys() -> dict[str, Any]:
 
 
 LossSection = create_model("LossSection", __base__=LossSection, __doc__=LossSection.__doc__, **_loss_option_keys())
+
+
+class AdvantageSection(Section):
+    """How rewards become advantages."""
+
+    advantage_estimator: Literal[tuple(ESTIMATORS)] = key(
+        "batch-mean", "; ".join(f"{name}: {estimator.help}" for name, estimator in ESTIMATORS.items())
+    )
+    normalize_advantages: bool = key(
+        False, "divide advantages by their standard deviation (multiplies beta's effect by it)"
+    )
+    advantage_tau: Positive | None = key(
+        None, "tau of soft, batch-soft and dro (default: the loss's own, if it has one)"
+    )
+    gae_gamma: Share = key(1.0, "discount of rewards to come, of gae and reinforce++")
+    gae_lambda: Share = key(0.95, "decay of gae's residuals")
+    reward_kl_coef: NonNegative = key(
+        0.0, "charge tokens for log old - log reference, times this, before advantages are estimated"
+    )
+    value_model: Literal["scalar", "head", "network"] | None = key(
+        None, "of dro_v, value and gae: one number, a head on the policy, or a network of its own"
+    )
+    value_lr: Positive | None = key(None, "learning rate of a scalar (default: 0.1) or a network (default: lr)")
+    value_loss_coef: Positive | None = key(None, "strength of the value loss of value and gae (default: 1)")
+
+
+class OffPolicySection(Section):
+    """Correction for completions that another policy than the old one drew (their rollout_logprobs)."""
+
+    rollout_is: Literal["none", "token", "sequence"] = key(
+        "none", "weigh token losses by old over sampler: per token, or the product over a completion"
+    )
+    rollout_is_threshold: Positive = key(2.0, "weights above it are cut to it (TIS)")
+    rollout_is_lower: Positive | None = key(
+        None, "if given, weights outside [this, rollout_is_threshold] are 0 instead (IcePop)"
+    )
+    rollout_rs: list[str] = key(
+        [],
+        "leave out what is too far off (MIS), each as SCOPE_KIND:UPPER or SCOPE_k1:LOWER:UPPER, with scope token, "
+        "sequence, sum or max and kind k1 (ratio), k2 or k3",
+    )
 
 
 class OptimizerSection(Section):
@@ -199,6 +241,8 @@ class RunConfig(BaseModel):
     parallel: ParallelSection
     data: DataSection
     loss: LossSection
+    advantage: AdvantageSection
+    off_policy: OffPolicySection
     optimizer: OptimizerSection
     training: TrainingSection
     checkpoint: CheckpointSection

@@ -20,13 +20,12 @@ class PackedSequence:
     """A sample on its way into a micro-batch.
 
     first_slot: the position of its first completion token among all completion tokens of the global batch.
-    old_logprobs: [completion length] float32, or None where the loss needs none.
+    mask: [completion length] bool, the tokens that count in this step.
     """
 
     sample: Sample
-    advantage: float
     first_slot: int
-    old_logprobs: np.ndarray | None
+    mask: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class MicroBatch:
     """T tokens of this rank, S sequences (padding included).
 
     token_ids, position_ids: [T] int64. labels: [T] int64, the token after each, `IGNORE_INDEX` where it does
-    not count. mask: [T] bool, where the label counts. old_logprobs, advantages: [T] float32, of the label.
+    not count. mask: [T] bool, where the label counts. starts: [T] bool, where it is a completion's first token.
     sequence_index: [T] int64 in [0, S). sequence_tokens: [S] float32, counting tokens of each whole sequence.
     slots: [T] int64, the label's place among the completion tokens of the global batch, -1 where it is none.
     lengths: padded length of each whole sequence, before the context-parallel split.
@@ -44,12 +43,20 @@ class MicroBatch:
     labels: Tensor
     position_ids: Tensor
     mask: Tensor
-    old_logprobs: Tensor
-    advantages: Tensor
+    starts: Tensor
     sequence_index: Tensor
     sequence_tokens: Tensor
     slots: Tensor
     lengths: tuple[int, ...]
+
+    def pick(self, column: Tensor) -> Tensor:
+        """[T], of each label its entry in `column` [C], which has one for each completion token of the batch.
+
+        Where the label is no completion token it is 0.
+        """
+        if not len(column):
+            return column.new_zeros(self.slots.shape)
+        return column[self.slots.clamp(min=0)].where(self.slots >= 0, 0)
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on `device`; copies to a GPU do not wait."""
@@ -87,7 +94,7 @@ def pack_micro_batch(
 
     token_ids, position_ids = np.zeros(total, np.int64), np.zeros(total, np.int64)
     labels, slots = np.full(total, IGNORE_INDEX, np.int64), np.full(total, -1, np.int64)
-    old_logprobs, advantages = np.zeros(total, np.float32), np.zeros(total, np.float32)
+    starts = np.zeros(total, bool)
     sequence_tokens = np.zeros(len(lengths), np.float32)
     start = 0
     for i, length in enumerate(lengths):
@@ -99,12 +106,10 @@ def pack_micro_batch(
             # the position before a token is the one that predicts it
             predicting = slice(start + sample.prompt_length - 1, start + len(sample) - 1)
             targets = sample.token_ids[sample.prompt_length :]
-            labels[predicting] = np.where(sample.loss_mask, targets, IGNORE_INDEX)
+            labels[predicting] = np.where(sequence.mask, targets, IGNORE_INDEX)
             slots[predicting] = sequence.first_slot + np.arange(sample.completion_length)
-            advantages[predicting] = sequence.advantage
-            if sequence.old_logprobs is not None:
-                old_logprobs[predicting] = sequence.old_logprobs
-            sequence_tokens[i] = sample.loss_mask.sum()
+            starts[predicting.start] = True
+            sequence_tokens[i] = sequence.mask.sum()
         start += length
 
     mine = zigzag_positions(lengths, cp_size, cp_rank)
@@ -113,8 +118,7 @@ def pack_micro_batch(
         "labels": labels,
         "position_ids": position_ids,
         "mask": labels != IGNORE_INDEX,
-        "old_logprobs": old_logprobs,
-        "advantages": advantages,
+        "starts": starts,
         "sequence_index": np.repeat(np.arange(len(lengths)), lengths),
         "slots": slots,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from megatron_rl.config import RunConfig
 from megatron_rl.models.initial_weights import initialize_weights
 from megatron_rl.models.layer_specs import decoder_spec, use_transformer_engine
 from megatron_rl.models.rotary import PackedRotaryEmbedding
+from megatron_rl.models.value_head import ValueHead
 
 
 def padded_vocab_size(vocab_size: int, divisible_by: int, tensor_parallel: int) -> int:
@@ -92,12 +94,21 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
     )
 
 
-def build_model(config: RunConfig, vocab_size: int, device: torch.device) -> list[DistributedDataParallel]:
-    """This rank's model chunks (one, or one for each virtual stage) with initial weights."""
+Role = Literal["policy", "policy with value head", "value network"]
+
+
+def build_model(
+    config: RunConfig, vocab_size: int, device: torch.device, role: Role = "policy"
+) -> list[DistributedDataParallel]:
+    """This rank's model chunks (one, or one for each virtual stage) with initial weights.
+
+    Their forward pass gives the last stage's hidden states; `LastStage` makes logits and values of them.
+    """
     megatron_config = transformer_config(config)
     virtual = config.parallel.virtual_pipeline_model_parallel_size
     chunks = [
-        _build_chunk(config, megatron_config, vocab_size, stage) for stage in (range(virtual) if virtual else [None])
+        _build_chunk(config, megatron_config, vocab_size, stage, role)
+        for stage in (range(virtual) if virtual else [None])
     ]
     for chunk in chunks:
         initialize_weights(
@@ -129,10 +140,11 @@ def build_model(config: RunConfig, vocab_size: int, device: torch.device) -> lis
 
 
 def _build_chunk(
-    config: RunConfig, megatron_config: TransformerConfig, vocab_size: int, vp_stage: int | None
+    config: RunConfig, megatron_config: TransformerConfig, vocab_size: int, vp_stage: int | None, role: Role
 ) -> GPTModel:
     model, parallel = config.model, config.parallel
     transformer_engine = megatron_config.transformer_impl == "transformer_engine"
+    tied = not model.untie_embeddings_and_output_weights and role != "value network"
     chunk = GPTModel(
         config=megatron_config,
         transformer_layer_spec=decoder_spec(megatron_config, transformer_engine, vp_stage),
@@ -143,13 +155,17 @@ def _build_chunk(
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
         parallel_output=True,
-        share_embeddings_and_output_weights=not model.untie_embeddings_and_output_weights,
+        share_embeddings_and_output_weights=tied,
         position_embedding_type="rope",
         rotary_base=model.rotary_base,
         vp_stage=vp_stage,
     )
     if not transformer_engine:
         chunk.rotary_pos_emb = PackedRotaryEmbedding(megatron_config.kv_channels, model.rotary_base)
+    if chunk.post_process and role == "policy with value head":
+        chunk.value_head = ValueHead(megatron_config)
+    if chunk.post_process and role == "value network":
+        chunk.output_layer = ValueHead(megatron_config)
     if model.bf16:
         for parameter in chunk.parameters():
             parameter.data = parameter.data.bfloat16()

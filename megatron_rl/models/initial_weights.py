@@ -15,6 +15,8 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import apply_factories
 from torch import Tensor
 
+from megatron_rl.models.value_head import ValueHead
+
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight")
 
@@ -23,8 +25,8 @@ _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight")
 def initialize_weights(model: torch.nn.Module, *, seed: int, std: float, num_layers: int, vocab_size: int) -> None:
     """Fill all parameters of a model chunk.
 
-    Norms are 1 and biases 0. Matrices are normal with `std`, those that write into the residual stream with
-    std / sqrt(2·num_layers) (GPT-2). Rows of padding past `vocab_size` are 0.
+    Norms are 1, biases and value heads 0. Matrices are normal with `std`, those that write into the residual
+    stream with std / sqrt(2·num_layers) (GPT-2). Rows of padding past `vocab_size` are 0.
 
     Raises:
         RuntimeError: a parameter is not described in the model's sharded state.
@@ -36,6 +38,10 @@ def initialize_weights(model: torch.nn.Module, *, seed: int, std: float, num_lay
     for shard in nested_values(sharded):
         if isinstance(shard, ShardedTensor) and shard.data is not None and shard.data.is_floating_point():
             shard.data.copy_(_values(shard, seed, std, num_layers, vocab_size))
+    for module in model.modules():
+        if isinstance(module, ValueHead):
+            for parameter in module.parameters():
+                parameter.zero_()
     missed = [name for name, parameter in model.named_parameters() if parameter.isnan().any()]
     if missed:
         raise RuntimeError(f"parameters without initial weights: {', '.join(missed)}")

@@ -8,17 +8,24 @@ from __future__ import annotations
 import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 
 from megatron_rl.config import RunConfig
+from megatron_rl.models.value_head import ValueHead
 from megatron_rl.training.checkpoint_folder import checkpoint_path, point_to, write_description
 from megatron_rl.training.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from megatron_rl.training.critic import Critic
+
+VALUE_NETWORK = "value_network."
 
 
 @dataclass(frozen=True)
@@ -41,20 +48,30 @@ def save_checkpoint(
     optimizer: Optimizer,
     config: RunConfig,
     vocab_size: int,
+    *,
+    loss_state: dict[str, float] | None = None,
+    critic: Critic | None = None,
 ) -> Path:
-    """Write weights, optimizer, schedule, position and random state; called by all ranks together."""
+    """Write weights, optimizer, schedule, position and random state, and what the loss and the value model keep.
+
+    Called by all ranks together.
+    """
     path = checkpoint_path(folder, progress.step)
     if dist.get_rank() == 0:
         path.mkdir(parents=True, exist_ok=True)
     dist.barrier()
-    state = _model_state(model)
+    state = _trained_state(model, optimizer)
     state |= {
-        "optimizer": optimizer.megatron.sharded_state_dict(state, metadata=_format()),
+        "loss": loss_state or {},
+        "critic": {} if critic is None else critic.state(),
         "scheduler": optimizer.scheduler.state_dict(),
         "progress": asdict(progress),
         "layout": layout_of(config),
         "random": _random_object(_random_state()),
     }
+    if critic is not None and critic.model is not None:
+        state["value_network"] = _trained_state(critic.model, critic.optimizer, prefix=VALUE_NETWORK)
+        state["value_scheduler"] = critic.optimizer.scheduler.state_dict()
     dist_checkpointing.save(state, str(path), async_strategy="mcore")
     if dist.get_rank() == 0:
         write_description(path, config, vocab_size)
@@ -63,33 +80,63 @@ def save_checkpoint(
     return path
 
 
-def load_checkpoint(path: Path, model: list[torch.nn.Module], optimizer: Optimizer, config: RunConfig) -> Progress:
+def load_checkpoint(
+    path: Path,
+    model: list[torch.nn.Module],
+    optimizer: Optimizer,
+    config: RunConfig,
+    *,
+    critic: Critic | None = None,
+) -> tuple[Progress, dict[str, float]]:
     """Go on from a checkpoint: the counterpart of `save_checkpoint`, on this or another layout.
+
+    Returns:
+        where the run stands, and the loss's state.
 
     The random state belongs to ranks; on another layout it is left as the seed made it. Nothing in training
     draws from it today: rows, initial weights and their order have generators of their own.
     """
     stored = dist_checkpointing.load_common_state_dict(str(path))
-    state = _model_state(model)
-    state["optimizer"] = optimizer.megatron.sharded_state_dict(state, is_loading=True, metadata=_format())
+    state = _trained_state(model, optimizer, is_loading=True)
+    network = critic is not None and critic.model is not None
+    if network:
+        state["value_network"] = _trained_state(critic.model, critic.optimizer, prefix=VALUE_NETWORK, is_loading=True)
     same_layout = stored["layout"] == layout_of(config)
     if same_layout:
         state["random"] = _random_object(None)
     with torch.no_grad():
         loaded = dist_checkpointing.load(state, str(path))
-        _load_model(model, loaded)
-        _set_learning_rates(loaded["optimizer"], optimizer)
-        optimizer.megatron.load_state_dict(loaded["optimizer"])
+        _load_trained(model, optimizer, loaded)
+        if network:
+            _load_trained(critic.model, critic.optimizer, loaded["value_network"])
+            critic.optimizer.scheduler.load_state_dict(loaded["value_scheduler"])
     optimizer.scheduler.load_state_dict(loaded["scheduler"])
+    if critic is not None:
+        critic.load_state(loaded["critic"])
     if same_layout:
         _restore_random(loaded["random"])
-    return Progress(**loaded["progress"])
+    return Progress(**loaded["progress"]), loaded["loss"]
 
 
 def load_weights(path: Path, model: list[torch.nn.Module]) -> None:
-    """Start from the weights of a checkpoint; call before the optimizer is made, which copies them."""
+    """Start from the weights of a checkpoint; call before the optimizer is made, which copies them.
+
+    A value head begins as it is: the checkpoint may be of a policy without one.
+    """
+    state, heads = _model_state(model), []
+    for part, chunk in zip(state.values(), model, strict=True):
+        own = {
+            f"{name}.{parameter}"
+            for name, module in chunk.module.named_modules()
+            if isinstance(module, ValueHead)
+            for parameter, _ in module.named_parameters()
+        }
+        heads.append({name: part.pop(name).data for name in own})
     with torch.no_grad():
-        _load_model(model, dist_checkpointing.load(_model_state(model), str(path)))
+        loaded = dist_checkpointing.load(state, str(path))
+        for part, head in zip(loaded.values(), heads, strict=True):
+            part |= head
+        _load_model(model, loaded)
 
 
 def layout_of(config: RunConfig) -> dict[str, Any]:
@@ -112,6 +159,22 @@ def _format() -> dict[str, Any]:
     Made anew for each call: Megatron-Core adds the process groups of the moment to it.
     """
     return {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+
+
+def _trained_state(
+    model: list[torch.nn.Module], optimizer: Optimizer, *, prefix: str = "", is_loading: bool = False
+) -> dict[str, Any]:
+    """Weights and optimizer; with a prefix to their names in the checkpoint, beside those of another model."""
+    state = _model_state(model)
+    add_prefix_for_sharding(state, prefix)
+    optimizer_state = optimizer.megatron.sharded_state_dict(state, is_loading=is_loading, metadata=_format())
+    return state | {"optimizer": optimizer_state}
+
+
+def _load_trained(model: list[torch.nn.Module], optimizer: Optimizer, loaded: dict[str, Any]) -> None:
+    _load_model(model, loaded)
+    _set_learning_rates(loaded["optimizer"], optimizer)
+    optimizer.megatron.load_state_dict(loaded["optimizer"])
 
 
 def _model_state(model: list[torch.nn.Module]) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def _optimizer_of(config: RunConfig) -> dict[str, Any]:
     return {
         "use_distributed_optimizer": parallel.use_distributed_optimizer,
         "expert_model_parallel_size": "above 1" if experts > 1 else 1,
+        "value_model": config.advantage.value_model,
     }
 
 

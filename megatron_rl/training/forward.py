@@ -13,11 +13,12 @@ from torch import Tensor
 
 from megatron_rl.data.micro_batch import IGNORE_INDEX, MicroBatch
 from megatron_rl.distributed.parallel import ParallelLayout
-from megatron_rl.logprobs import logprobs_from_logits
+from megatron_rl.logprobs import TokenLogprobs, logprobs_from_logits
+from megatron_rl.models.last_stage import LastStage, hidden_states
 from megatron_rl.models.packed_sequences import describe_packing
 
-LossOfMicroBatch = Callable[[MicroBatch, Tensor], tuple[Tensor, Tensor, dict[str, Any]]]
-"""(micro-batch, its [T, V/tp] logits) -> (Σ loss of its tokens, how many count, what to hand back)."""
+LossOfMicroBatch = Callable[[MicroBatch, LastStage], tuple[Tensor, Tensor, dict[str, Any]]]
+"""(micro-batch, its last hidden states) -> (Σ loss of its tokens, how many count, what to hand back)."""
 
 
 def run_schedule(
@@ -47,11 +48,12 @@ def run_schedule(
             position_ids=micro_batch.position_ids[None],
             attention_mask=None,
             packed_seq_params=describe_packing(config, micro_batch.lengths, micro_batch.position_ids),
+            output_processor=hidden_states,
         )
-        return output, partial(_loss, micro_batch)
+        return output, partial(_loss, micro_batch, chunk.module)
 
-    def _loss(micro_batch, logits):
-        return loss_of_micro_batch(micro_batch, logits.squeeze(0))
+    def _loss(micro_batch, gpt_model, hidden):
+        return loss_of_micro_batch(micro_batch, LastStage(gpt_model, hidden))
 
     iterators = [iter(micro_batches) for _ in model]
     return get_forward_backward_func()(
@@ -66,8 +68,14 @@ def run_schedule(
 
 
 def token_logprobs(
-    micro_batch: MicroBatch, logits: Tensor, layout: ParallelLayout, *, vocab_size: int, temperature: float
-) -> Tensor:
+    micro_batch: MicroBatch,
+    logits: Tensor,
+    layout: ParallelLayout,
+    *,
+    vocab_size: int,
+    temperature: float,
+    with_entropy: bool = False,
+) -> TokenLogprobs:
     """[T] log-probability of each label, 0 where it does not count; the logits are used up."""
     return logprobs_from_logits(
         logits,
@@ -76,5 +84,6 @@ def token_logprobs(
         vocab_size=vocab_size,
         temperature=temperature,
         ignore_index=IGNORE_INDEX,
+        with_entropy=with_entropy,
         consume_logits=True,
-    ).logprobs
+    )

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron_rl.advantages import baseline_advantages
+from megatron_rl.advantages import ESTIMATORS, rows_alone
 from megatron_rl.config import Problem, ProblemCollector, RunConfig, UserError
 from megatron_rl.data.micro_batch import padded_length
 from megatron_rl.data.order import RowOrder
-from megatron_rl.data.read import DataSet, check_readable, read_files
+from megatron_rl.data.read import SHOWN_PROBLEMS, DataSet, check_readable, read_files
 from megatron_rl.data.rows import RowFormat
 from megatron_rl.data.tokenizer import SentencePieceTokenizer
 from megatron_rl.training.checkpoint_folder import check_description, latest_checkpoint, required_checkpoint
@@ -24,13 +24,12 @@ from megatron_rl.training.run_folder import CHECKPOINTS
 class Inputs:
     """What a run reads.
 
-    advantages: [R] of the training rows. valid: held-out rows, or None. vocab_size: without padding.
+    valid: held-out rows, or None. vocab_size: without padding. train_iters: optimizer steps.
     resume: the checkpoint to go on from, or None. pretrained: else the one whose weights to start from, or None.
     """
 
     train: DataSet
     valid: DataSet | None
-    advantages: np.ndarray
     vocab_size: int
     order: RowOrder
     train_iters: int
@@ -75,6 +74,7 @@ def read_inputs(config: RunConfig) -> Inputs:
     with problems.gather():
         train = read_files(data.train_data, row_format, skip_bad_rows=data.skip_bad_rows)
         train_iters = _train_iters(config, len(train.samples))
+        _check_groups(config, train)
     with problems.gather():
         if data.valid_data:
             valid = read_files(data.valid_data, row_format.for_evaluation(), skip_bad_rows=data.skip_bad_rows)
@@ -89,9 +89,8 @@ def read_inputs(config: RunConfig) -> Inputs:
     return Inputs(
         train=train,
         valid=valid,
-        advantages=_advantages(config, train) if loss.uses_advantages else np.zeros(len(train.samples)),
         vocab_size=vocab_size,
-        order=RowOrder(len(train.samples), config.training.seed, data.shuffle),
+        order=_order(config, train),
         train_iters=train_iters,
         pretrained=pretrained,
         resume=resume,
@@ -109,13 +108,26 @@ def _make_folders(config: RunConfig) -> None:
                 raise UserError("inputs", [Problem(flag, message, folder)]) from None
 
 
-def _advantages(config: RunConfig, train: DataSet) -> np.ndarray:
-    return baseline_advantages(
-        np.array([sample.reward for sample in train.samples]),
-        [sample.group for sample in train.samples],
-        baseline=config.loss.advantage_baseline,
-        normalize=config.loss.normalize_advantages,
+def _order(config: RunConfig, train: DataSet) -> RowOrder:
+    loss, estimator = config.loss.policy_loss(), ESTIMATORS[config.advantage.advantage_estimator]
+    whole_groups = loss.uses_groups or (loss.uses_advantages and estimator.whole_groups)
+    return RowOrder(
+        len(train.samples),
+        config.training.seed,
+        config.data.shuffle,
+        groups=[sample.group for sample in train.samples] if whole_groups else None,
     )
+
+
+def _check_groups(config: RunConfig, train: DataSet) -> None:
+    """Raises UserError, naming the rows, where rows of a prompt are to be compared and one is alone."""
+    loss, name = config.loss.policy_loss(), config.advantage.advantage_estimator
+    who = loss.name if loss.uses_groups else name if loss.uses_advantages and ESTIMATORS[name].compares else None
+    alone = rows_alone([sample.group for sample in train.samples]) if who else []
+    if alone:
+        message = f"is the only row of its prompt, and {who} compares the rows of a prompt"
+        problems = [Problem(train.places[i], message) for i in alone[:SHOWN_PROBLEMS]]
+        raise UserError("data", problems, more=len(alone) - len(problems))
 
 
 def _checkpoint_to_resume(config: RunConfig, vocab_size: int) -> Path | None:

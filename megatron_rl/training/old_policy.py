@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron_rl.config import Problem, UserError
 from megatron_rl.data.samples import Sample
 
-FILE = "old_logprobs.npz"
+FILE = "initial_logprobs.npz"
 
 
 def initial_logprobs(

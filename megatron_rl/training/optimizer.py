@@ -14,13 +14,14 @@ class Optimizer:
     """Optimizer and learning-rate schedule of a run.
 
     megatron: Megatron-Core's optimizer. scheduler: its schedule; both are saved in checkpoints.
-    max_lr, min_lr: the ends of the schedule.
+    max_lr, min_lr: the ends of the schedule; `lr` goes before the configured one.
     """
 
-    def __init__(self, config: RunConfig, model: list[torch.nn.Module], train_iters: int):
+    def __init__(self, config: RunConfig, model: list[torch.nn.Module], train_iters: int, *, lr: float | None = None):
         section = config.optimizer
         self._clip_grad = section.clip_grad
-        self.max_lr, self.min_lr = section.lr, section.min_lr or 0.0
+        self.max_lr = lr or section.lr
+        self.min_lr = min(section.min_lr or 0.0, self.max_lr)
         self.megatron = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",

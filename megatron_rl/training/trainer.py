@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from megatron_rl.config import RunConfig
 from megatron_rl.data.global_batch import GlobalBatch
 from megatron_rl.distributed.parallel import batch_layout, start_model_parallel, start_process_group
+from megatron_rl.losses import PolicyLoss
 from megatron_rl.metrics.console import RunConsole
 from megatron_rl.metrics.reduce import StepMetrics
 from megatron_rl.metrics.writers import JsonlWriter, MetricsWriter, TensorBoardWriter
 from megatron_rl.models.gpt import build_model
 from megatron_rl.training.checkpoint import Progress, load_checkpoint, load_weights, save_checkpoint
+from megatron_rl.training.critic import make_critic
 from megatron_rl.training.inputs import Inputs
+from megatron_rl.training.objective import Objective
 from megatron_rl.training.old_policy import initial_logprobs
 from megatron_rl.training.optimizer import Optimizer
+from megatron_rl.training.row_columns import RowColumns, reads_initial_logprobs
 from megatron_rl.training.run_folder import RunFolder
 from megatron_rl.training.score import evaluate, score_samples
-from megatron_rl.training.step import Objective, StepResult, train_step
+from megatron_rl.training.step import StepResult, train_step
 
 
 class TrainingStopped(RuntimeError):
@@ -29,7 +34,7 @@ class TrainingStopped(RuntimeError):
 class Trainer:
     """A run on this rank, made from a checked configuration and the inputs that were read for it.
 
-    Attributes that outlive a step: `model` (chunks of this rank), `optimizer`, `progress`.
+    Attributes that outlive a step: `model` (chunks of this rank), `optimizer`, `critic`, `objective`, `progress`.
     """
 
     def __init__(self, config: RunConfig, inputs: Inputs):
@@ -39,21 +44,22 @@ class Trainer:
         self.batch_layout = batch_layout(config, self.layout)
         self.folder = RunFolder(config)
         self.console = RunConsole(show=self.layout.rank == 0, log_interval=config.logging.log_interval)
-        self.objective = Objective(
-            loss=config.loss.policy_loss(),
-            agg_mode=config.loss.loss_agg_mode,
-            loss_scale_factor=config.loss.loss_scale_factor,
-            temperature=config.loss.temperature,
-            vocab_size=inputs.vocab_size,
-        )
-        self.model = build_model(config, inputs.vocab_size, device)
+        self.objective = Objective.of(config, inputs.vocab_size)
+        role = "policy with value head" if config.advantage.value_model == "head" else "policy"
+        self.model = build_model(config, inputs.vocab_size, device, role)
         if inputs.pretrained is not None:
             load_weights(inputs.pretrained, self.model)
         self.optimizer = Optimizer(config, self.model, inputs.train_iters)
+        self.critic = make_critic(
+            config, inputs.vocab_size, inputs.train_iters, self.layout, self.batch_layout, inputs.pretrained
+        )
         self.progress = Progress()
         if inputs.resume is not None:
-            self.progress = load_checkpoint(inputs.resume, self.model, self.optimizer, config)
-        self.old_logprobs = self._old_logprobs()
+            self.progress, loss_state = load_checkpoint(
+                inputs.resume, self.model, self.optimizer, config, critic=self.critic
+            )
+            self._set_loss(self.objective.loss.with_state(loss_state))
+        self.columns = RowColumns(config, inputs.train.samples, self._initial_logprobs())
         self.writers, self.evaluation_writers = self._writers()
         self._describe()
 
@@ -88,12 +94,8 @@ class Trainer:
 
     def next_batch(self) -> GlobalBatch:
         """The global batch of the next step; the same on every rank."""
-        rows = self.inputs.order.rows(self.progress.consumed_rows, self.config.data.global_batch_size)
-        old = self.old_logprobs
-        return GlobalBatch(
-            samples=[self.inputs.train.samples[i] for i in rows],
-            advantages=self.inputs.advantages[rows],
-            old_logprobs=None if old is None else [old[i] for i in rows],
+        return self.columns.batch(
+            self.inputs.order.rows(self.progress.consumed_rows, self.config.data.global_batch_size)
         )
 
     def save(self) -> None:
@@ -105,13 +107,24 @@ class Trainer:
             self.optimizer,
             self.config,
             self.inputs.vocab_size,
+            loss_state=self.objective.loss.state(),
+            critic=self.critic,
         )
         self.console.say(f"saved {path}")
 
     def _step(self) -> None:
         started = time.perf_counter()
         batch = self.next_batch()
-        result = train_step(self.model, self.optimizer, batch, self.objective, self.layout, self.batch_layout)
+        result = train_step(
+            self.model,
+            self.optimizer,
+            batch,
+            self.objective,
+            self.layout,
+            self.batch_layout,
+            critic=self.critic,
+            seed=self.config.training.seed * 1_000_003 + self.progress.step,
+        )
         seconds = time.perf_counter() - started
         skipped = result.skipped is not None
         self.progress = Progress(
@@ -120,19 +133,21 @@ class Trainer:
             skipped_in_row=self.progress.skipped_in_row + 1 if skipped else 0,
             skipped_total=self.progress.skipped_total + skipped,
         )
+        if not skipped:
+            self._set_loss(self.objective.loss.after_step(result.metrics.numbers))
         rewards = np.array([sample.reward for sample in batch.samples])
+        advantages = batch.columns.get("advantages")
         result.metrics.numbers |= {
             "tokens": batch.num_tokens,
             "tokens_per_second": batch.num_tokens / seconds,
-            "loss_tokens": batch.info.num_tokens,
+            "loss_tokens": result.batch.info.num_tokens,
             "skipped_steps": self.progress.skipped_total,
         }
-        if self.objective.loss.uses_advantages:
-            result.metrics.numbers |= {
-                "reward": float(rewards.mean()),
-                "advantage_mean": float(batch.advantages.mean()),
-                "advantage_std": float(batch.advantages.std()),
-            }
+        if not np.isnan(rewards).any():
+            result.metrics.numbers["reward"] = float(rewards.mean())
+        if advantages is not None:
+            first = advantages[batch.first_slots[:-1]].astype(np.float64)
+            result.metrics.numbers |= {"advantage_mean": float(first.mean()), "advantage_std": float(first.std())}
         for writer in self.writers:
             writer.write(self.progress.step, result.metrics)
         self.console.step(self.progress.step, result.metrics, seconds)
@@ -171,12 +186,13 @@ class Trainer:
             rows_at_once=self.config.data.global_batch_size,
         )
 
-    def _old_logprobs(self) -> list[np.ndarray] | None:
+    def _set_loss(self, loss: PolicyLoss) -> None:
+        self.objective = replace(self.objective, loss=loss)
+
+    def _initial_logprobs(self) -> list[np.ndarray] | None:
         samples = self.inputs.train.samples
-        if not self.objective.loss.uses_old_logprobs:
+        if not reads_initial_logprobs(self.config):
             return None
-        if self.config.loss.old_logprobs == "data":
-            return [sample.old_logprobs for sample in samples]
         return initial_logprobs(
             samples,
             self.inputs.fingerprint(),
@@ -209,8 +225,9 @@ class Trainer:
             for problem in skipped[:20]:
                 say(f"  {problem}")
             say(f"all skipped rows are listed in {path}")
-        if self.objective.loss.uses_advantages and not inputs.advantages.any():
-            say(f"warning: every advantage is 0 under {self.config.loss.advantage_baseline}: the rewards teach nothing")
+        if self.columns.all_advantages_zero:
+            estimator = self.config.advantage.advantage_estimator
+            say(f"warning: every advantage is 0 under {estimator}: the rewards teach nothing")
         if self.layout.rank == 0:
             self.folder.write_config(self.config)
         if inputs.resume is not None:

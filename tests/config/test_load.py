@@ -127,7 +127,9 @@ def test_a_missing_file_is_named():
 
 
 def test_an_option_of_another_loss_on_the_command_line_is_an_error():
-    assert problems("--clip-ratio", "0.2") == ["--clip-ratio = 0.2: is an option of vanilla, not of loss_mode dro"]
+    assert problems("--clip-ratio", "0.2") == [
+        "--clip-ratio = 0.2: is an option of bypass_mode, clip_cov, vanilla, not of loss_mode dro"
+    ]
 
 
 def test_options_in_the_file_belong_to_the_loss_in_the_file():

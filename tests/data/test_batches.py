@@ -48,6 +48,30 @@ def test_every_row_once_an_epoch_in_an_order_of_its_own():
     assert (RowOrder(10, seed=8).rows(0, 10) != order.rows(0, 10)).any()
 
 
+def test_rows_of_a_group_stay_together():
+    """Batches take 4 rows and the rest of the last group, and each epoch has every row once."""
+    groups = list("abcabcaddd")
+    order, consumed, epochs = RowOrder(10, seed=3, groups=groups), 0, []
+    for _ in range(12):
+        rows = order.rows(consumed, 4)
+        assert len(rows) >= 4
+        names = [groups[i] for i in rows]
+        boundaries = sum(a != b for a, b in zip(names, names[1:], strict=False)) + 1
+        assert boundaries == len(set(names)) or consumed // 10 != (consumed + len(rows) - 1) // 10
+        epochs += rows.tolist()
+        consumed += len(rows)
+        assert consumed % 10 == 0 or groups[order.rows(consumed, 1)[0]] != names[-1]
+    for first in range(0, len(epochs) - 9, 10):
+        assert sorted(epochs[first : first + 10]) == list(range(10))
+    assert epochs[:10] != epochs[10:20]
+
+
+def test_whole_groups_in_the_order_of_the_files():
+    order = RowOrder(6, seed=0, shuffle=False, groups=list("ababcc"))
+    assert order.rows(0, 1).tolist() == [0, 2]
+    assert order.rows(2, 3).tolist() == [1, 3, 4, 5]
+
+
 # --- packing
 
 
@@ -99,7 +123,7 @@ def test_the_divisor_of_tensor_and_context_parallelism():
 def micro_batch(samples, cp_size=1, cp_rank=0, divisor=1, total=1):
     sequences, slot = [], 0
     for s in samples:
-        sequences.append(PackedSequence(s, 0.5, slot, s.old_logprobs))
+        sequences.append(PackedSequence(s, slot, s.loss_mask))
         slot += s.completion_length
     return pack_micro_batch(sequences, sequence_divisor=divisor, total_divisor=total, cp_size=cp_size, cp_rank=cp_rank)
 
@@ -124,8 +148,7 @@ def test_context_parallel_shares_are_the_whole(length, cp):
         "labels",
         "position_ids",
         "mask",
-        "old_logprobs",
-        "advantages",
+        "starts",
         "sequence_index",
         "slots",
     ):
@@ -139,7 +162,8 @@ def test_contents_of_a_packed_micro_batch():
     assert found.labels.tolist() == [-100, 12, 13, -100, -100, 52, -100, -100]
     assert found.mask.tolist() == [False, True, True, False, False, True, False, False]
     assert found.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert found.old_logprobs.tolist() == [0, -1, -2, 0, -1, -2, 0, 0]
+    assert found.starts.tolist() == [False, True, False, False, True, False, False, False]
+    assert found.pick(torch.tensor([5.0, 6, 7, 8])).tolist() == [0, 5, 6, 0, 7, 8, 0, 0]
     assert found.sequence_index.tolist() == [0] * 4 + [1] * 4
     assert found.sequence_tokens.tolist() == [2, 1]
     assert found.slots.tolist() == [-1, 0, 1, -1, 2, 3, -1, -1]
@@ -155,7 +179,7 @@ def test_a_micro_batch_without_sequences_is_padding():
 @pytest.mark.parametrize("budget", [64, 32, 22])
 def test_the_counts_of_a_batch_do_not_depend_on_the_layout(budget):
     samples = [sample(n, 1, mask=None if n % 3 else [0] * (n - 1)) for n in range(2, 21)]
-    batch = GlobalBatch(samples, np.ones(len(samples)))
+    batch = GlobalBatch(samples)
     assert batch.info.num_sequences == 13
     for ranks in (1, 2):
         micro_batches = [
@@ -168,3 +192,17 @@ def test_the_counts_of_a_batch_do_not_depend_on_the_layout(budget):
         slots = torch.cat([m.slots[m.slots >= 0] for m in micro_batches])
         assert sorted(slots.tolist()) == list(range(batch.num_slots))
         assert math.isclose(sum(len(m.token_ids) for m in micro_batches), batch.num_tokens, abs_tol=ranks * 60)
+
+
+def test_rejected_tokens_do_not_count():
+    samples = [sample(4), sample(3), sample(5)]
+    rejected = np.array([1, 0, 0, 1, 1, 0, 0, 0, 1], bool)
+    batch = GlobalBatch(samples, rejected=rejected)
+    assert batch.mask.tolist() == (~rejected).tolist()
+    assert batch.sequence_tokens.tolist() == [2, 0, 3]
+    assert (batch.info.num_tokens, batch.info.num_sequences) == (5, 2)
+    (micro_batch,) = batch.micro_batches(BatchLayout(64))
+    assert micro_batch.mask.sum() == 5
+    assert micro_batch.sequence_tokens.sum() == 5
+    assert sorted(micro_batch.slots[micro_batch.mask].tolist()) == np.flatnonzero(~rejected).tolist()
+    assert micro_batch.starts.sum() == 3

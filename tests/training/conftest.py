@@ -27,7 +27,8 @@ loss:
   loss_mode: dro
   dro_beta: 0.3
   old_logprobs: data
-  advantage_baseline: none
+advantage:
+  advantage_estimator: none
 optimizer:
   lr: 1e-3
 training:

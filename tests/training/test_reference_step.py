@@ -47,7 +47,7 @@ def aggregate(mode, losses, counts):
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "token-sum"])
 def test_loss_and_gradient_norm(tiny_config, tmp_path, mode):
     flags = ["--config", str(tiny_config), "--run-dir", str(tmp_path), f"--loss-agg-mode={mode}"]
-    flags += [f"--temperature={TEMPERATURE}", "--advantage-baseline=batch-mean", "--init-method-std=0.1"]
+    flags += [f"--temperature={TEMPERATURE}", "--advantage-estimator=batch-mean", "--init-method-std=0.1"]
     config = load_config(flags, default_config=tiny_config)
     run = Trainer(config, read_inputs(config))
     batch = run.next_batch()
