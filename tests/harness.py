@@ -21,7 +21,7 @@ def torchrun(processes: int, script: Path, *args: str, timeout: float = 600) -> 
     return subprocess.run(
         [*command, str(script), *args],
         cwd=REPO,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -72,7 +72,7 @@ class DRO(PolicyLoss):
             values=penalty - gain,
             metrics=ratio_metrics(batch)
             | {
-                "dro_beta": Mean(beta * count, count),
+                "dro_beta": Mean(beta * count.double(), count),
                 "dro_penalty_pull": Mean(pull, (batch.advantages * share).abs().sum()),
                 "dro_penalty_share": Mean(held_back, held_back + gain.detach().abs().sum()),
             },
