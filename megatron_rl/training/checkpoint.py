@@ -123,19 +123,19 @@ def load_weights(path: Path, model: list[torch.nn.Module]) -> None:
 
     A value head begins as it is: the checkpoint may be of a policy without one.
     """
-    state, heads = _model_state(model), []
-    for part, chunk in zip(state.values(), model, strict=True):
+    state, heads = _model_state(model), {}
+    for (part, content), chunk in zip(state.items(), model, strict=True):
         own = {
             f"{name}.{parameter}"
             for name, module in chunk.module.named_modules()
             if isinstance(module, ValueHead)
             for parameter, _ in module.named_parameters()
         }
-        heads.append({name: part.pop(name).data for name in own})
+        heads[part] = {name: content.pop(name).data for name in own}
     with torch.no_grad():
         loaded = dist_checkpointing.load(state, str(path))
-        for part, head in zip(loaded.values(), heads, strict=True):
-            part |= head
+        for part, head in heads.items():
+            loaded[part] |= head
         _load_model(model, loaded)
 
 
