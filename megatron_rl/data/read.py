@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatron_rl.config import Problem, UserError
-from megatron_rl.data.rows import RowError, RowFormat
+from megatron_rl.data.files import rows_of
+from megatron_rl.data.row_error import RowError
+from megatron_rl.data.rows import RowFormat
 from megatron_rl.data.samples import Sample
 
 SHOWN_PROBLEMS = 20
@@ -32,21 +33,25 @@ class DataSet:
 
 
 def read_files(paths: list[str], row_format: RowFormat, *, skip_bad_rows: bool = False) -> DataSet:
-    """Read JSONL files.
+    """Read JSONL, JSON and Parquet files.
 
     Raises:
-        UserError: a file cannot be read, or, without `skip_bad_rows`, rows cannot be used: the first twenty
-            are named by file, line and field, and the rest counted; or no row is left.
+        UserError: a file cannot be read or fits no known format, or, without `skip_bad_rows`, rows cannot be used:
+            the first twenty are named by file, line and field, and the rest counted; or no row is left; or the chat
+            template cannot be used.
     """
+    if row_format.chat_template is not None:
+        row_format.chat  # noqa: B018  loaded before the rows, so that its mistakes are told whatever they hold
     data = DataSet()
-    missing = []
+    broken = []
     for path in paths:
         try:
-            for number, line in _lines(path):
-                _add_row(data, row_format, f"{path}:{number}", line)
+            _add_file(data, row_format, path)
         except OSError as error:
-            missing.append(_unreadable(path, error))
-    problems = missing + ([] if skip_bad_rows else data.skipped)
+            broken.append(_unreadable(path, error))
+        except UserError as error:
+            broken += error.problems
+    problems = broken + ([] if skip_bad_rows else data.skipped)
     if problems:
         more = max(0, len(problems) - SHOWN_PROBLEMS)
         raise UserError("data", problems[:SHOWN_PROBLEMS], more=more)
@@ -71,22 +76,29 @@ def _unreadable(path: str, error: OSError) -> Problem:
     return Problem(path or "''", error.strerror or str(error))
 
 
-def _add_row(data: DataSet, row_format: RowFormat, where: str, line: bytes) -> None:
-    try:
-        sample, cut = row_format.sample(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        data.skipped.append(Problem(f"{where}: row", f"is not UTF-8: {error.reason}"))
-    except RowError as error:
-        data.skipped.append(Problem(f"{where}: {error.field}", error.message, error.value))
-    else:
-        data.truncated += cut
-        data.dropped += sample is None
-        if sample is not None:
-            data.samples.append(sample)
+def _add_file(data: DataSet, row_format: RowFormat, path: str) -> None:
+    source = None
+    for where, row in rows_of(path):
+        if isinstance(row, RowError):
+            data.skipped.append(_problem(where, row))
+            continue
+        if source is None:
+            try:
+                source = row_format.source(row)
+            except RowError as error:
+                # of a file in an unknown format no row can be judged: one problem, not one for each row
+                raise UserError("data", [_problem(where, error)]) from None
+        try:
+            made = row_format.samples(row, source)
+        except RowError as error:
+            data.skipped.append(_problem(where, error))
+            continue
+        for sample, cut in made:
+            data.truncated += cut
+            data.dropped += sample is None
+            if sample is not None:
+                data.samples.append(sample)
 
 
-def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, line
+def _problem(where: str, error: RowError) -> Problem:
+    return Problem(f"{where}: {error.field}", error.message, error.value)

@@ -1,31 +1,33 @@
-"""From a row of a data file to a `Sample`, or to what is wrong with the row."""
+"""From a row of a data file to samples, or to what is wrong with the row."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 
+from megatron_rl.data import checks
+from megatron_rl.data.chat import ChatTemplate, TemplateError
+from megatron_rl.data.formats import (
+    AUTO,
+    Given,
+    Messages,
+    PlainRow,
+    Row,
+    SourceFormat,
+    Text,
+    TokenIds,
+    format_named,
+    format_of,
+)
+from megatron_rl.data.row_error import RowError
 from megatron_rl.data.samples import Sample
 from megatron_rl.data.tokenizer import SentencePieceTokenizer
 
-PROMPT, COMPLETION, REWARD = ("prompt",), ("completion", "response", "output"), ("reward", "score", "label")
-PROMPT_IDS, COMPLETION_IDS = ("prompt_token_ids",), ("response_token_ids", "completion_token_ids")
-_ABSENT = object()
-
-
-class RowError(ValueError):
-    """A row that cannot be used: the field, its value if it is short enough to show, and what is allowed."""
-
-    def __init__(self, field: str, message: str, value: Any = _ABSENT):
-        self.field = field
-        self.message = message
-        shown = "" if value is _ABSENT else repr(value)
-        self.value = (shown if len(shown) <= 40 else shown[:37] + "...") or None
-        super().__init__(message)
+__all__ = ["RowError", "RowFormat"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class RowFormat:
     """What rows are made into samples with.
 
     seq_length: the longest sample. long_rows: "error", "truncate" (cut the completion) or "drop".
-    vocab_size: token ids must be below it. needs_reward, needs_old_logprobs: whether a row without is an error.
+    vocab_size: token ids must be below it. needs_...: whether a row without is an error.
+    data_format: a name of `megatron_rl.data.formats`, or "auto". chat_template: a file, or None for the default.
+    temperature: of sampling; a row that names another one is an error. None takes any.
     """
 
     tokenizer: SentencePieceTokenizer | None
@@ -42,70 +46,126 @@ class RowFormat:
     long_rows: str
     needs_reward: bool
     needs_old_logprobs: bool
+    data_format: str = AUTO
+    needs_rollout_logprobs: bool = False
+    needs_ref_logprobs: bool = False
+    needs_advantages: bool = False
+    needs_baseline_reward: bool = False
+    temperature: float | None = None
+    chat_template: str | None = None
 
     def for_evaluation(self) -> RowFormat:
         """The same for held-out rows, which need nothing but a prompt and a completion."""
-        return replace(self, needs_reward=False, needs_old_logprobs=False)
+        needs = {name: False for name in self.__dataclass_fields__ if name.startswith("needs_")}
+        return replace(self, temperature=None, **needs)
 
-    def sample(self, line: str) -> tuple[Sample | None, bool]:
-        """Parse one line of JSON.
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """What renders messages. Raises `UserError` if the template cannot be used."""
+        return ChatTemplate(self.chat_template)
+
+    def source(self, row: Row) -> SourceFormat:
+        """The format of a file that begins with `row`.
+
+        Raises:
+            RowError: it is to be found out, and no format fits.
+            ValueError: `data_format` is no name of one.
+        """
+        return format_of(row) if self.data_format == AUTO else format_named(self.data_format)
+
+    def samples(self, row: Row, source: SourceFormat) -> list[tuple[Sample | None, bool]]:
+        """The row's completions, read as `source`.
 
         Returns:
-            the sample, None if it is too long and to be dropped; and whether it was cut to fit.
+            of each the sample, None if it is too long and to be dropped; and whether it was cut to fit.
 
         Raises:
             RowError: the row cannot be used.
         """
-        row = _parse(line)
-        prompt_key, prompt = _one_of(row, PROMPT_IDS + PROMPT)
-        ids_given = prompt_key in PROMPT_IDS
-        completion_key, completion = _one_of(row, COMPLETION_IDS if ids_given else COMPLETION)
-        if ids_given:
-            prompt_ids, completion_ids = self._ids(prompt_key, prompt), self._ids(completion_key, completion)
-        else:
-            prompt_ids, completion_ids = self._encode(prompt_key, prompt), self._encode(completion_key, completion)
+        if self.data_format == AUTO and not source.detect(row):
+            message = f"is no {source.name} row like the first of its file; its fields are {', '.join(map(str, row))}"
+            raise RowError("row", message)
+        return [self._fit(self._sample(plain)) for plain in source.plain_rows(row)]
+
+    def _sample(self, plain: PlainRow) -> Sample:
+        self._check_given(plain)
+        prompt_ids, prompt = self._prompt(plain.prompt)
+        completion_ids = self._completion(plain.completion)
         if not prompt_ids:
-            raise RowError(prompt_key, "is empty: the completion's first token needs a token before it")
+            raise RowError(plain.prompt.field, "is empty: the completion's first token needs a token before it")
         if not completion_ids:
-            raise RowError(completion_key, "is empty: there is nothing to train on")
-        if self.needs_old_logprobs and row.get("old_logprobs") is None:
-            raise RowError("old_logprobs", "is missing; give --old-logprobs initial to compute them")
-        mask = _loss_mask(row, len(completion_ids) if ids_given else None)
-        mask = np.ones(len(completion_ids), dtype=bool) if mask is None else mask
-        sample = Sample(
+            raise RowError(plain.completion.field, "is empty: there is nothing to train on")
+        mask = checks.loss_mask(plain.loss_mask, len(completion_ids))
+        old, rollout = (checks.logprobs(given, mask) for given in (plain.old_logprobs, plain.rollout_logprobs))
+        return Sample(
             token_ids=np.array(prompt_ids + completion_ids, dtype=np.int64),
             prompt_length=len(prompt_ids),
-            reward=self._reward(row),
-            group=prompt if isinstance(prompt, str) else json.dumps(prompt),
+            group=prompt if plain.group.value is None else _group(plain.group),
             loss_mask=mask,
-            old_logprobs=_old_logprobs(row, mask if ids_given else None),
+            reward=checks.number(plain.reward),
+            baseline_reward=checks.number(plain.baseline_reward),
+            # the old policy drew the completion unless the row tells the two apart
+            old_logprobs=rollout if old is None else old,
+            rollout_logprobs=old if rollout is None else rollout,
+            ref_logprobs=checks.logprobs(plain.ref_logprobs, mask),
+            advantages=checks.advantages(plain.advantages, mask),
         )
-        return self._fit(sample)
 
-    def _ids(self, key: str, ids: Any) -> list[int]:
-        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-            raise RowError(key, "must be a list of whole numbers", ids)
-        wrong = [i for i in ids if not 0 <= i < self.vocab_size]
-        if wrong:
-            raise RowError(key, f"has a token id outside the vocabulary of {self.vocab_size}", wrong[0])
-        return ids
+    def _check_given(self, plain: PlainRow) -> None:
+        """Everything that is needed is there, and nothing that has no meaning for such a row."""
+        if plain.old_logprobs.value is None and plain.rollout_logprobs.value is None:
+            if self.needs_old_logprobs:
+                raise RowError(plain.old_logprobs.field, "is missing; give --old-logprobs initial to compute them")
+            if self.needs_rollout_logprobs:
+                raise RowError(plain.rollout_logprobs.field, "is missing: the sampler's log-probability of each token")
+        for needed, given, what in (
+            (self.needs_reward, plain.reward, ""),
+            (self.needs_ref_logprobs, plain.ref_logprobs, ": the reference's log-probability of each token"),
+            (self.needs_advantages, plain.advantages, ": one number, or one for each token"),
+            (self.needs_baseline_reward, plain.baseline_reward, ": the reward of the completion compared with"),
+        ):
+            if needed and given.value is None:
+                raise RowError(given.field, "is missing" + what)
+        if not isinstance(plain.completion, TokenIds):
+            lists = (plain.loss_mask, plain.old_logprobs, plain.rollout_logprobs, plain.ref_logprobs)
+            for given in (*lists, plain.advantages):
+                if given.value is not None and (given is not plain.advantages or isinstance(given.value, list)):
+                    raise RowError(given.field, "needs token ids: tokenizing the text again could split it differently")
+        if self.temperature is not None and plain.temperature.value is not None:
+            self._check_temperature(plain.temperature)
 
-    def _encode(self, key: str, text: Any) -> list[int]:
-        if not isinstance(text, str):
-            raise RowError(key, "must be text", text)
-        if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
-            raise RowError(key, "has half a surrogate pair, which is no character")
+    def _check_temperature(self, given: Given) -> None:
+        # files of 32-bit numbers hold 0.7 as 0.699999988
+        if not math.isclose(checks.number(given), self.temperature, rel_tol=1e-6):
+            message = f"must be {self.temperature}, at which log-probabilities are compared; give --temperature"
+            raise RowError(given.field, message, given.value)
+
+    def _prompt(self, given: Text | Messages | TokenIds) -> tuple[list[int], str]:
+        """Token ids, and the words or numbers that they stand for."""
+        if isinstance(given, TokenIds):
+            return checks.token_ids(given, self.vocab_size), json.dumps(given.value)
+        if isinstance(given, Messages):
+            try:
+                given = Text(given.field, self.chat.prompt(given.value))
+            except TemplateError as error:
+                raise RowError(given.field, f"the chat template fails: {error}") from None
+        text = self._text(given)
+        return self.tokenizer.encode_prompt(text), text
+
+    def _completion(self, given: Text | TokenIds) -> list[int]:
+        if isinstance(given, TokenIds):
+            return checks.token_ids(given, self.vocab_size)
+        text = self._text(given)
+        return self.tokenizer.encode_completion(text)
+
+    def _text(self, given: Text) -> str:
+        if not isinstance(given.value, str):
+            raise RowError(given.field, "must be text", given.value)
+        if any(0xD800 <= ord(character) <= 0xDFFF for character in given.value):
+            raise RowError(given.field, "has half a surrogate pair, which is no character")
         if self.tokenizer is None:
-            raise RowError(key, "is text, which needs --tokenizer-model")
-        return self.tokenizer.encode_prompt(text) if key in PROMPT else self.tokenizer.encode_completion(text)
-
-    def _reward(self, row: dict[str, Any]) -> float:
-        if not self.needs_reward and not any(key in row for key in REWARD):
-            return math.nan
-        key, reward = _one_of(row, REWARD)
-        if not isinstance(reward, (bool, int, float)) or not math.isfinite(reward):
-            raise RowError(key, "must be a finite number, true or false", reward)
-        return float(reward)
+            raise RowError(given.field, "is text, which needs --tokenizer-model")
+        return given.value
 
     def _fit(self, sample: Sample) -> tuple[Sample | None, bool]:
         if len(sample) <= self.seq_length:
@@ -122,55 +182,7 @@ class RowFormat:
         return sample.cut(self.seq_length), True
 
 
-def _parse(line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RowError("row", f"is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise RowError("row", "must be an object", row)
-    return row
-
-
-def _one_of(row: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, Any]:
-    present = [key for key in keys if key in row]
-    if not present:
-        raise RowError(keys[0] if len(keys) == 1 else " or ".join(keys), "is missing")
-    if len(present) > 1:
-        raise RowError(" and ".join(present), "mean the same: give one of them")
-    return present[0], row[present[0]]
-
-
-def _per_token(row: dict[str, Any], key: str, length: int | None) -> list[Any] | None:
-    """The list `key` of a row of token ids, with a number for each response token; None if the row has none."""
-    values = row.get(key)
-    if values is None:
-        return None
-    if length is None:
-        raise RowError(key, "needs token ids: tokenizing the text again could split it differently")
-    if not isinstance(values, list) or not all(isinstance(v, (bool, int, float)) for v in values):
-        raise RowError(key, "must be a list of numbers", values)
-    if len(values) != length:
-        raise RowError(key, f"has {len(values)} values for {length} response tokens")
-    return values
-
-
-def _loss_mask(row: dict[str, Any], length: int | None) -> np.ndarray | None:
-    values = _per_token(row, "loss_mask", length)
-    if values is None:
-        return None
-    wrong = [v for v in values if v not in (0, 1)]
-    if wrong:
-        raise RowError("loss_mask", "must hold 0 and 1 only", wrong[0])
-    return np.array(values, dtype=bool)
-
-
-def _old_logprobs(row: dict[str, Any], mask: np.ndarray | None) -> np.ndarray | None:
-    """Log-probabilities of the old policy; those of masked tokens may be anything and are set to 0."""
-    values = _per_token(row, "old_logprobs", None if mask is None else len(mask))
-    if values is None:
-        return None
-    wrong = [v for v, counts in zip(values, mask, strict=True) if counts and not -math.inf < v <= 0]
-    if wrong:
-        raise RowError("old_logprobs", "must be finite and not above 0", wrong[0])
-    return np.where(mask, np.array(values, dtype=np.float32), np.float32(0))
+def _group(given: Given) -> str:
+    if type(given.value) not in (str, int):
+        raise RowError(given.field, "must be text or a whole number", given.value)
+    return str(given.value)
