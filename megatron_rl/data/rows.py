@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -143,7 +142,7 @@ class RowFormat:
     def _prompt(self, given: Text | Messages | TokenIds) -> tuple[list[int], str]:
         """Token ids, and the words or numbers that they stand for."""
         if isinstance(given, TokenIds):
-            return checks.token_ids(given, self.vocab_size), json.dumps(given.value)
+            return checks.token_ids(given, self.vocab_size), str(given.value)
         if isinstance(given, Messages):
             try:
                 given = Text(given.field, self.chat.prompt(given.value))
