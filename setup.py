@@ -25,7 +25,8 @@ setup(
     ],
     extras_require={
         "gpu": ["transformer-engine[pytorch]"],
-        "tests": ["pytest"],
+        "parquet": ["pyarrow"],
+        "tests": ["pytest", "pyarrow"],
         "docs": ["mkdocs"],
     },
 )

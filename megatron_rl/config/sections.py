@@ -85,8 +85,26 @@ class ParallelSection(Section):
 class DataSection(Section):
     """Rows, tokens and batches."""
 
-    train_data: Annotated[list[str], Field(min_length=1)] = key(..., "JSONL files to train on")
-    valid_data: list[str] = key([], "JSONL files to evaluate on")
+    train_data: Annotated[list[str], Field(min_length=1)] = key(..., "JSONL or Parquet files to train on")
+    valid_data: list[str] = key([], "JSONL or Parquet files to evaluate on")
+    data_format: Literal[
+        "auto",
+        "plain",
+        "trl",
+        "messages",
+        "nested",
+        "verl",
+        "slime",
+        "areal",
+        "nemo_rl",
+        "skyrl",
+        "tinker",
+        "sglang",
+        "vllm",
+    ] = key("auto", "whose rows they are; auto tells by the fields of each file's first row")
+    chat_template: str | None = key(
+        None, "Jinja file that makes text of messages (default: a line `role: content` each)"
+    )
     tokenizer_model: str | None = key(None, "SentencePiece .model file; not needed for rows of token ids")
     prepend_bos: bool = key(False, "begin each text prompt with the tokenizer's beginning-of-sequence token")
     append_eos: bool = key(True, "end each text completion with the tokenizer's end-of-sequence token")
