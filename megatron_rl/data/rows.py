@@ -26,8 +26,6 @@ from megatron_rl.data.row_error import RowError
 from megatron_rl.data.samples import Sample
 from megatron_rl.data.tokenizer import SentencePieceTokenizer
 
-__all__ = ["RowError", "RowFormat"]
-
 
 @dataclass(frozen=True)
 class RowFormat:

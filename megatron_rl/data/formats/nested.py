@@ -31,8 +31,10 @@ def plain_rows(row: Row) -> list[PlainRow]:
     return completions(row, optional(row, *REWARDS))
 
 
-def completions(row: Row, rewards: Given) -> list[PlainRow]:
+def completions(row: Row, rewards: Given, group: tuple[str, ...] = ("group",)) -> list[PlainRow]:
     """The completions of the row's `responses`; `rewards`, if it has a value, is the list parallel to them.
+
+    `group`: names of the field that holds the group.
 
     Raises:
         RowError: there are none, lists differ in length, or a reward is given twice.
@@ -49,7 +51,7 @@ def completions(row: Row, rewards: Given) -> list[PlainRow]:
     for i, (entry, reward) in enumerate(zip(entries, rewards.value, strict=True)):
         given = Given(f"{rewards.field}[{i}]", reward)
         fields = _completion(f"responses[{i}]", entry, given, ids_wanted=isinstance(prompt, TokenIds))
-        made.append(PlainRow(prompt, **fields, **whole_row(row)))
+        made.append(PlainRow(prompt, **fields, **whole_row(row, group)))
     return made
 
 

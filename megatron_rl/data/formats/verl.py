@@ -67,6 +67,7 @@ def _places(row: Row, prompts: Given, responses: Given, mask: Given) -> tuple[li
             [i for i in in_response if attention.value[start + i]],
         )
     if mask.value is not None:
+        same_length(mask, responses)
         # masked tokens at the end have no effect, be they padding or not; those within are read by later ones
         trained = [i for i in in_response if mask.value[i]]
         in_response = range(trained[-1] + 1 if trained else 0)
@@ -86,7 +87,7 @@ def _prompt_with_responses(row: Row) -> list[PlainRow]:
             "columns response and reward",
         )
     if isinstance(response.value, list) and response.field == "responses":
-        return completions(row, optional(row, *REWARD, *REWARDS))
+        return completions(row, optional(row, *REWARD, *REWARDS), GROUP)
     prompt = text_or_messages(required(row, "prompt"))
     return [PlainRow(prompt, reply(response), optional(row, *REWARD), **whole_row(row, GROUP))]
 
