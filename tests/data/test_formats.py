@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from megatron_rl.config import UserError
+from megatron_rl.config import UserError, load_config
 from megatron_rl.config.sections import DataSection
 from megatron_rl.data.chat import DEFAULT_TEMPLATE
 from megatron_rl.data.formats import AUTO, FORMATS, format_named, format_of
@@ -18,6 +18,7 @@ from megatron_rl.data.read import read_files
 from megatron_rl.data.rows import RowFormat
 from megatron_rl.data.tokenizer import SentencePieceTokenizer
 from megatron_rl.quickstart.reversal import write_tokenizer
+from tests.harness import REPO
 
 FILES = Path(__file__).parent / "files"
 OF_TOKENS = ("plain", "slime", "areal", "nemo_rl", "skyrl", "tinker", "verl", "sglang", "vllm")
@@ -303,6 +304,17 @@ def test_masked_positions_may_hold_anything(tmp_path):
     assert sample.advantages.tolist() == [1, 0, -1]
 
 
+def test_the_old_policy_is_taken_for_the_sampler_where_it_alone_is_given(tmp_path):
+    row = changed("plain", "rollout_logprobs", None) | {"old_logprobs": [0, -9, -0.25]}
+    (sample,) = read(tmp_path, row, needs_rollout_logprobs=True)
+    assert sample.rollout_logprobs.tolist() == sample.old_logprobs.tolist() == [0, 0, -0.25]
+
+
+def test_areals_reward_may_be_a_list_of_one(tmp_path):
+    assert read(tmp_path, changed("areal", "rewards", [0.5]))[0].reward == 0.5
+    assert "rewards = [1, 2]: must be a finite number" in problem(tmp_path, changed("areal", "rewards", [1, 2]))
+
+
 def test_our_own_rows_hold_everything(tmp_path):
     row = first_row("plain") | {"old_logprobs": [-1, -1, -2], "baseline_reward": 0.5, "advantages": 3}
     needs = {name: True for name in ("needs_old_logprobs", "needs_rollout_logprobs", "needs_baseline_reward")}
@@ -373,6 +385,13 @@ def test_a_file_has_one_format(tmp_path):
 
 def test_a_format_by_name_asks_for_its_fields(tmp_path):
     assert problem(tmp_path, first_row("areal"), data_format="slime").startswith("1: tokens: is missing")
+
+
+def test_the_flag_takes_known_formats_only():
+    config = REPO / "configs" / "quickstart.yaml"
+    assert load_config(["--data-format", "slime"], default_config=config).data.data_format == "slime"
+    with pytest.raises(UserError, match="--data-format = 'vrel': must be 'auto', .*'verl'"):
+        load_config(["--data-format", "vrel"], default_config=config)
 
 
 def test_an_unknown_format_lists_the_known():
