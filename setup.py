@@ -15,6 +15,7 @@ setup(
     install_requires=[
         "torch>=2.8",
         "megatron-core>=0.19.2,<0.20",
+        "jinja2",  # chat templates
         "numpy",
         "psutil",  # Megatron-Core's checkpoint writer imports it without declaring it
         "pydantic>=2.10",  # typed configuration that reports all errors together

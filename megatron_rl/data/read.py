@@ -16,16 +16,20 @@ SHOWN_PROBLEMS = 20
 
 @dataclass
 class DataSet:
-    """The samples of some files in the order of their rows, and what became of the other rows."""
+    """The samples of some files in the order of their rows, and what became of the other rows.
+
+    places: for each sample its file and row, as errors name them.
+    """
 
     samples: list[Sample] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
     skipped: list[Problem] = field(default_factory=list)
     truncated: int = 0
     dropped: int = 0
 
     def summary(self) -> str:
         """One line: rows, and what was left out or cut."""
-        parts = [f"{len(self.samples)} rows"]
+        parts = [f"{len(self.samples)} completions"]
         parts += [f"{len(self.skipped)} bad rows skipped"] if self.skipped else []
         parts += [f"{self.dropped} too long and dropped"] if self.dropped else []
         parts += [f"{self.truncated} truncated"] if self.truncated else []
@@ -98,6 +102,7 @@ def _add_file(data: DataSet, row_format: RowFormat, path: str) -> None:
             data.dropped += sample is None
             if sample is not None:
                 data.samples.append(sample)
+                data.places.append(where)
 
 
 def _problem(where: str, error: RowError) -> Problem:

@@ -43,10 +43,10 @@ class AGRO(PolicyLoss):
         return "seq-mean-token-sum"
 
     def prepare(self, whole: PolicyBatch, generator: Generator) -> Tensor:
-        share = whole.mask / whole.sequence_tokens  # adds up to 1 over a completion
-        groups = int(whole.groups.max()) + 1 if len(whole.groups) else 0
-        empty = share.new_zeros(groups)
-        total = empty.index_add(0, whole.groups, share * self._regularised_reward(whole))
+        rewards = self._regularised_reward(whole)
+        share = (whole.mask / whole.sequence_tokens).to(rewards.dtype)  # adds up to 1 over a completion
+        empty = rewards.new_zeros(int(whole.groups.max()) + 1 if len(whole.groups) else 0)
+        total = empty.index_add(0, whole.groups, share * rewards)
         return (total / empty.index_add(0, whole.groups, share).clamp(min=1))[whole.groups]
 
     def __call__(self, batch: PolicyBatch) -> TokenLoss:

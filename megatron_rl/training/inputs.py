@@ -17,6 +17,8 @@ from megatron_rl.data.read import SHOWN_PROBLEMS, DataSet, check_readable, read_
 from megatron_rl.data.rows import RowFormat
 from megatron_rl.data.tokenizer import SentencePieceTokenizer
 from megatron_rl.training.checkpoint_folder import check_description, latest_checkpoint, required_checkpoint
+from megatron_rl.training.objective import Objective
+from megatron_rl.training.row_columns import reads_old_logprobs, reads_rollout_logprobs
 from megatron_rl.training.run_folder import CHECKPOINTS
 
 
@@ -53,7 +55,6 @@ def read_inputs(config: RunConfig) -> Inputs:
         UserError: everything that is wrong with them, and with keys whose rules depend on them.
     """
     data, problems = config.data, ProblemCollector()
-    loss = config.loss.policy_loss()
     tokenizer, vocab_size = None, None
     with problems.gather():
         tokenizer, vocab_size = _tokenizer_and_vocab_size(config)
@@ -67,14 +68,17 @@ def read_inputs(config: RunConfig) -> Inputs:
         vocab_size=vocab_size,
         seq_length=data.seq_length,
         long_rows="truncate" if data.truncate else "drop" if data.drop_long else "error",
-        needs_reward=loss.uses_advantages,
-        needs_old_logprobs=loss.uses_old_logprobs and config.loss.old_logprobs == "data",
+        data_format=data.data_format,
+        chat_template=data.chat_template,
+        temperature=config.loss.temperature if _compares_with_rows(config) else None,
+        **_needs(config),
     )
     train, valid, resume, pretrained, train_iters = DataSet(), None, None, None, 0
     with problems.gather():
         train = read_files(data.train_data, row_format, skip_bad_rows=data.skip_bad_rows)
         train_iters = _train_iters(config, len(train.samples))
         _check_groups(config, train)
+        _check_policies(config, train)
     with problems.gather():
         if data.valid_data:
             valid = read_files(data.valid_data, row_format.for_evaluation(), skip_bad_rows=data.skip_bad_rows)
@@ -95,6 +99,41 @@ def read_inputs(config: RunConfig) -> Inputs:
         pretrained=pretrained,
         resume=resume,
     )
+
+
+def _needs(config: RunConfig) -> dict[str, bool]:
+    """What rows must hold."""
+    loss = config.loss.policy_loss()
+    estimates = ESTIMATORS[config.advantage.advantage_estimator].reads if loss.uses_advantages else None
+    reference = config.loss.kl_coef > 0 or config.advantage.reward_kl_coef > 0
+    return {
+        "needs_reward": loss.uses_rewards or (loss.uses_advantages and estimates != "advantages"),
+        "needs_old_logprobs": reads_old_logprobs(config) and config.loss.old_logprobs == "data",
+        "needs_rollout_logprobs": reads_rollout_logprobs(config),
+        "needs_ref_logprobs": reference and config.loss.ref_logprobs == "data",
+        "needs_advantages": estimates == "advantages",
+        "needs_baseline_reward": estimates == "baseline_reward",
+    }
+
+
+def _compares_with_rows(config: RunConfig) -> bool:
+    """Whether log-probabilities in the rows are read, so that they must be of the run's temperature."""
+    needs = _needs(config)
+    return any(needs[f"needs_{policy}_logprobs"] for policy in ("old", "rollout", "ref"))
+
+
+def _check_policies(config: RunConfig, train: DataSet) -> None:
+    """Raises UserError where the off-policy correction would compare a policy with itself."""
+    objective = Objective.of(config, 0)
+    if not objective.corrects or objective.corrects_current or config.loss.old_logprobs != "data":
+        return
+    if all(sample.old_logprobs is sample.rollout_logprobs for sample in train.samples):
+        message = (
+            "compares the old policy with the sampler, and the rows hold one set of log-probabilities for both; give "
+            "--old-logprobs initial or current, or loss_mode bypass_mode"
+        )
+        flag = "--rollout-rs" if objective.weights is None else "--rollout-is"
+        raise UserError("data", [Problem(flag, message)])
 
 
 def _make_folders(config: RunConfig) -> None:

@@ -37,7 +37,7 @@ class RowColumns:
         )
         if reads_old_logprobs(config):
             self._columns["old_logprobs"] = old
-        if config.off_policy.rollout_is != "none" or config.off_policy.rollout_rs or loss.old_is_sampler:
+        if reads_rollout_logprobs(config):
             self._columns["rollout_logprobs"] = [sample.rollout_logprobs for sample in samples]
         if config.loss.kl_coef:
             self._columns["ref_logprobs"] = reference
@@ -87,6 +87,12 @@ def reads_old_logprobs(config: RunConfig) -> bool:
     """Whether a run needs old log-probabilities of its rows before it begins."""
     wanted = config.loss.policy_loss().uses_old_logprobs or config.advantage.reward_kl_coef > 0
     return wanted and config.loss.old_logprobs != "current"
+
+
+def reads_rollout_logprobs(config: RunConfig) -> bool:
+    """Whether a run needs its rows' log-probabilities under the sampler."""
+    off_policy = config.off_policy
+    return off_policy.rollout_is != "none" or bool(off_policy.rollout_rs) or config.loss.policy_loss().old_is_sampler
 
 
 def reads_initial_logprobs(config: RunConfig) -> bool:

@@ -133,7 +133,7 @@ def test_bad_rows_are_listed_when_they_are_to_be_skipped(tmp_path, tokenizer):
     (data, path) = read(tmp_path, ["{", TEXT, "", TEXT | {"reward": None}], row_format(tokenizer), skip_bad_rows=True)
     assert len(data.samples) == 1
     assert [p.where for p in data.skipped] == [f"{path}:1: row", f"{path}:4: reward"]
-    assert data.summary() == "1 rows, 2 bad rows skipped"
+    assert data.summary() == "1 completions, 2 bad rows skipped"
 
 
 def test_no_row_left_is_an_error(tmp_path, tokenizer):
@@ -146,7 +146,7 @@ def test_long_rows_are_cut_and_counted(tmp_path):
     (data, _) = read(tmp_path, rows, row_format(long_rows="truncate"))
     assert [len(s) for s in data.samples] == [16, 5]
     assert len(data.samples[0].old_logprobs) == len(data.samples[0].loss_mask) == 14
-    assert data.summary() == "2 rows, 1 truncated"
+    assert data.summary() == "2 completions, 1 truncated"
 
 
 def test_a_prompt_that_leaves_no_room_is_an_error_also_when_cutting(tmp_path):
@@ -157,7 +157,7 @@ def test_a_prompt_that_leaves_no_room_is_an_error_also_when_cutting(tmp_path):
 def test_long_rows_are_dropped_and_counted(tmp_path):
     (data, _) = read(tmp_path, [IDS | {"response_token_ids": [3] * 20}, IDS], row_format(long_rows="drop"))
     assert len(data.samples) == 1
-    assert data.summary() == "1 rows, 1 too long and dropped"
+    assert data.summary() == "1 completions, 1 too long and dropped"
 
 
 def test_bytes_that_are_not_text_are_named(tmp_path, tokenizer):

@@ -43,12 +43,16 @@ def write_rows(path: Path, count: int, seed: int, **more) -> None:
     tests is a small difference of large numbers."""
     rng = np.random.default_rng(seed)
     with path.open("w") as file:
-        for _ in range(count):
+        for i in range(count):
             length = int(rng.choice([1, 2, 3, 5, 9, 17, 30, 50]))
+            old = -rng.uniform(1, 4, length)
             row = {
                 "prompt_token_ids": rng.integers(0, 23, rng.integers(1, 10)).tolist(),
                 "response_token_ids": rng.integers(0, 23, length).tolist(),
-                "old_logprobs": (-rng.uniform(1, 4, length)).tolist(),
+                "old_logprobs": old.tolist(),
+                "rollout_logprobs": (old - rng.uniform(0, 0.4, length)).tolist(),
+                "ref_logprobs": (old - rng.uniform(0, 0.4, length)).tolist(),
+                "group": i // 3 if i < count - 2 else (count - 4) // 3,
                 "loss_mask": [1] + (rng.random(length - 1) > 0.1).astype(int).tolist(),
                 "reward": float(rng.uniform(0.5, 1.5)),
             }

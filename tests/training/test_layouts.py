@@ -28,6 +28,42 @@ VARIANTS = {
 }
 """What is trained; each is compared with its own run in one process, bf16 with that of fp32."""
 
+OBJECTIVES = {
+    "dro sequence": ["--dro-level=sequence", "--advantage-estimator=leave-one-out"],
+    "dro target kl": ["--dro-target-kl=0.01"],
+    "dro_v scalar": ["--loss-mode=dro_v", "--value-model=scalar", "--dro-tau=5"],
+    "dro_v head": ["--loss-mode=dro_v", "--value-model=head", "--dro-tau=5"],
+    "dro_v network": ["--loss-mode=dro_v", "--value-model=network", "--dro-tau=5", "--value-lr=2e-3"],
+    "agro": ["--loss-mode=agro", "--dro-tau=5"],
+    "importance_sampling": ["--loss-mode=importance_sampling", "--advantage-estimator=opo"],
+    "cispo": ["--loss-mode=cispo", "--advantage-estimator=soft", "--advantage-tau=0.7"],
+    "gspo": ["--loss-mode=gspo", "--advantage-estimator=group-mean-std"],
+    "sapo": ["--loss-mode=sapo"],
+    "gpg": ["--loss-mode=gpg", "--entropy-coef=0.1"],
+    "dppo_tv": ["--loss-mode=dppo_tv"],
+    "dppo_kl": ["--loss-mode=dppo_kl"],
+    "clip_cov": ["--loss-mode=clip_cov", "--clip-cov-ratio=0.1", "--clip-cov-lb=0.01"],
+    "kl_cov": ["--loss-mode=kl_cov", "--kl-cov-ratio=0.1"],
+    "geo_mean": ["--loss-mode=geo_mean"],
+    "bypass_mode": ["--loss-mode=bypass_mode", "--rollout-rs", "token_k1:0.2:3", "sequence_k3:0.8"],
+    "bypass_mode reinforce": ["--loss-mode=bypass_mode", "--bypass-loss=reinforce", "--rollout-is=token"],
+    "decoupled": [
+        *("--loss-mode=vanilla", "--rollout-is=sequence", "--rollout-is-threshold=5", "--rollout-is-lower=0.2"),
+        *("--rollout-rs", "max_k1:1.45", "--loss-agg-mode=seq-mean-token-mean"),
+    ],
+    "terms": ["--entropy-coef=0.01", "--kl-coef=0.1", "--kl-kind=k3+", "--ref-logprobs=data"],
+    "gae head": ["--advantage-estimator=gae", "--value-model=head"],
+    "gae network": [
+        *("--advantage-estimator=gae", "--value-model=network", "--gae-gamma=0.9", "--gae-lambda=0.8"),
+        *("--reward-kl-coef=0.1", "--ref-logprobs=data"),
+    ],
+    "value scalar": ["--advantage-estimator=value", "--value-model=scalar"],
+    "dro baseline": ["--advantage-estimator=dro", "--advantage-tau=5", "--normalize-advantages"],
+    "reinforce++": ["--advantage-estimator=reinforce++", "--reward-kl-coef=0.1", "--ref-logprobs=data"],
+}
+"""Every loss, estimator, correction and value model: each in one process, cut small, and on some layouts."""
+VARIANTS |= OBJECTIVES
+
 LAYOUTS = {
     1: {
         "dense": {
@@ -82,6 +118,22 @@ LAYOUTS = {
         "ppo": {"TP2 SP CP2 DP2": [TP2, SP, CP2]},
     },
 }
+
+SPREAD = {
+    1: {"budget 1/3": ["--max-tokens-per-microbatch=64"]},
+    2: {"CP2": [CP2], "TP2 SP": [TP2, SP], "PP2": [PP2], "DP2": []},
+    8: {"TP2 SP CP2 DP2": [TP2, SP, CP2], "TP2 PP2 CP2": [TP2, PP2, CP2]},
+}
+OFTEN_SPREAD = ["dro sequence", "dro_v head", "dro_v network", "agro", "gae network", "decoupled"]
+for number, variant in enumerate(OBJECTIVES):
+    LAYOUTS[1][variant] = {"one process": [], **SPREAD[1]}
+    # two layouts each, in turn; sequences cross ranks under context parallelism
+    others = list(SPREAD[2])[1:]
+    chosen = list(SPREAD[2]) if variant in OFTEN_SPREAD else ["CP2", others[number % len(others)]]
+    LAYOUTS[2][variant] = {name: SPREAD[2][name] for name in chosen}
+    if variant in OFTEN_SPREAD:
+        name = list(SPREAD[8])[number % len(SPREAD[8])]
+        LAYOUTS[8][variant] = {name: SPREAD[8][name]}
 
 CASES = [(world, v, layout) for world, vs in LAYOUTS.items() for v, layouts in vs.items() for layout in layouts]
 

@@ -21,10 +21,11 @@ def trainer(tiny_config, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("skipped")
     files = [folder / name for name in ("good.jsonl", "masked.jsonl", "overflowing.jsonl")]
+    alone = {"rollout_logprobs": None, "ref_logprobs": None}
     write_rows(files[0], 16, seed=0)
-    write_rows(files[1], 16, seed=1, response_token_ids=[1, 2], old_logprobs=[-1, -1], loss_mask=[0, 0])
+    write_rows(files[1], 16, seed=1, **alone, response_token_ids=[1, 2], old_logprobs=[-1, -1], loss_mask=[0, 0])
     # a log-ratio whose square is beyond fp32
-    write_rows(files[2], 16, seed=2, response_token_ids=[1, 2], old_logprobs=[-1, -1e30], loss_mask=[1, 1])
+    write_rows(files[2], 16, seed=2, **alone, response_token_ids=[1, 2], old_logprobs=[-1, -1e30], loss_mask=[1, 1])
     flags = ["--config", str(tiny_config), "--run-dir", str(folder / "run"), "--no-shuffle", "--lr-warmup-iters=5"]
     config = load_config([*flags, "--train-data", *map(str, files)], default_config=tiny_config)
     return Trainer(config, read_inputs(config))
@@ -74,7 +75,16 @@ def test_a_masked_batch_has_loss_zero(trainer):
 
 def test_the_run_stops_after_so_many_in_a_row(tiny_config, tmp_path):
     rows = tmp_path / "rows.jsonl"
-    write_rows(rows, 16, seed=1, response_token_ids=[1, 2], old_logprobs=[-1, -1e30], loss_mask=[1, 1])
+    write_rows(
+        rows,
+        16,
+        seed=1,
+        rollout_logprobs=None,
+        ref_logprobs=None,
+        response_token_ids=[1, 2],
+        old_logprobs=[-1, -1e30],
+        loss_mask=[1, 1],
+    )
     flags = ["--config", str(tiny_config), "--run-dir", str(tmp_path / "run"), "--train-data", str(rows)]
     run = subprocess.run(
         [sys.executable, str(PRETRAIN), *flags, "--train-iters=50", "--max-skipped-steps=3"],
