@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megatron_rl.losses.covariance import covariance, highest
-from megatron_rl.losses.options import fraction, number, option
+from megatron_rl.losses.options import LossOptionError, fraction, number, option
 from megatron_rl.losses.policy_loss import PolicyLoss, TokenLoss
 from megatron_rl.losses.ratio_metrics import ratio_metrics
 from megatron_rl.losses.registry import register_policy_loss
@@ -37,6 +37,11 @@ class ClipCov(ClipRange, PolicyLoss):
     ratio: float = option("clip_cov_ratio", "share of tokens to leave out", fraction, default=2e-4)
     lower: float = option("clip_cov_lb", "least covariance of a token to leave out", number, default=1.0)
     upper: float = option("clip_cov_ub", "greatest covariance of a token to leave out", number, default=5.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.upper <= self.lower:
+            raise LossOptionError([("clip_cov_ub", self.upper, f"must be above clip_cov_lb {self.lower}")])
 
     def prepare(self, whole: PolicyBatch, generator: Generator) -> Tensor:
         cov = covariance(whole)

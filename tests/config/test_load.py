@@ -136,8 +136,60 @@ def test_options_in_the_file_belong_to_the_loss_in_the_file():
     assert load("--loss-mode", "vanilla").loss.dro_beta is None
 
 
+def test_options_that_two_losses_share_do_not_go_over_to_the_other(tmp_path):
+    text = QUICKSTART.read_text().replace(
+        "loss_mode: dro\n  dro_beta: 0.1", "loss_mode: vanilla\n  clip_ratio_low: 0.1"
+    )
+    path = written(tmp_path, text)
+    assert load(config=path).loss.policy_loss().low == 0.1
+    assert load("--loss-mode", "gspo", config=path).loss.policy_loss().clip_ratio_low == 3e-4
+    assert load("--loss-mode", "vanilla", config=path).loss.policy_loss().low == 0.1
+
+
+def test_each_loss_has_the_aggregation_of_its_paper():
+    assert load("--loss-mode", "gspo").loss.policy_loss().default_agg_mode == "seq-mean-token-mean"
+    assert load("--dro-level", "sequence").loss.policy_loss().default_agg_mode == "seq-mean-token-sum"
+    assert load("--dro-beta", "0.2").loss.policy_loss().default_agg_mode == "token-mean"
+
+
 def test_a_misspelt_loss_gets_a_suggestion():
     assert "did you mean 'sft'" in problems("--loss-mode", "stf")[0]
+    assert "did you mean 'clip_cov'" in problems("--loss-mode", "clip-cov")[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "part"),
+    [
+        (["--loss-mode=bypass_mode", "--old-logprobs=initial"], "--old-logprobs", "must be data"),
+        (["--advantage-estimator=soft"], "--advantage-tau", "is required by advantage_estimator soft"),
+        (["--advantage-tau=0.5"], "--advantage-tau", "soft, batch-soft and dro only"),
+        (["--loss-mode=dro_v"], "--value-model", "is required by loss_mode dro_v"),
+        (["--advantage-estimator=gae"], "--value-model", "is required by advantage_estimator gae"),
+        (["--advantage-estimator=gae", "--value-model=scalar"], "--value-model", "needs a value of each token"),
+        (["--value-model=head"], "--value-model", "dro_v and the estimators value and gae only"),
+        (["--loss-mode=dro_v", "--value-model=head", "--value-lr=0.1"], "--value-lr", "a head learns with the policy"),
+        (["--value-loss-coef=2"], "--value-loss-coef", "estimators value and gae only"),
+        (["--reward-kl-coef=0.1", "--old-logprobs=current"], "--reward-kl-coef", "old_logprobs data or initial"),
+        (["--rollout-is-lower=0.5"], "--rollout-is-lower", "needs rollout_is"),
+        (["--rollout-is=token", "--rollout-is-lower=3"], "--rollout-is-lower", "must be below rollout_is_threshold"),
+        (["--loss-mode=bypass_mode", "--rollout-is=token"], "--rollout-is", "give bypass_loss reinforce"),
+        (["--rollout-rs", "token_k9:1"], "--rollout-rs", "'token_k9' is no criterion"),
+        (["--dro-level=word"], "--dro-level", "must be token or sequence"),
+        (["--dro-target-kl=0"], "--dro-target-kl", "must be a positive finite number"),
+        (["--kl-kind=k4"], "--kl-kind", "must be 'k1'"),
+        (["--loss-mode=clip_cov", "--clip-cov-lb=5"], "--clip-cov-ub", "must be above clip_cov_lb"),
+    ],
+)
+def test_what_an_objective_needs(flags, key, part):
+    found = problems(*flags)
+    assert len(found) == 1
+    assert found[0].startswith(key)
+    assert part in found[0]
+
+
+def test_several_criteria_of_rejection():
+    config = load("--rollout-rs", "token_k1:0.5:2", "sequence_k3:0.1", "--old-logprobs", "current")
+    assert config.off_policy.rollout_rs == ["token_k1:0.5:2", "sequence_k3:0.1"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from megatron_rl.config import UserError, load_config
@@ -74,3 +76,64 @@ def test_the_fingerprint_is_that_of_the_tokens(tiny_config, tmp_path):
     assert read(tiny_config, "--seed=5").fingerprint() == first
     write_rows(tmp_path / "other.jsonl", 40, seed=9)
     assert read(tiny_config, f"--train-data={tmp_path / 'other.jsonl'}").fingerprint() != first
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--advantage-estimator=group-mean-std"],
+        ["--loss-mode=agro"],
+        ["--advantage-estimator=dro", "--advantage-tau=1"],
+    ],
+)
+def test_a_row_that_is_alone_is_named_where_rows_are_compared(tiny_config, tmp_path, flags):
+    rows = tmp_path / "rows.jsonl"
+    write_rows(rows, 40, seed=9)
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    lines[6]["group"] = "another"
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = problems(tiny_config, f"--train-data={rows}", *flags)
+    assert len(found) == 1
+    assert found[0].startswith(f"{rows}:7: is the only row of its prompt")
+
+
+@pytest.mark.parametrize("flag", ["--rollout-is=token", "--rollout-rs=token_k1:2"])
+def test_a_policy_is_not_compared_with_itself(tiny_config, tmp_path, flag):
+    rows = tmp_path / "rows.jsonl"
+    write_rows(rows, 40, seed=9, rollout_logprobs=None)
+    (found,) = problems(tiny_config, f"--train-data={rows}", flag)
+    assert "--old-logprobs initial or current" in found
+    read(tiny_config, f"--train-data={rows}", flag, "--old-logprobs=current")
+
+
+@pytest.mark.parametrize(
+    ("field", "flags"),
+    [
+        ("reward", []),
+        ("reward", ["--loss-mode=agro"]),
+        ("ref_logprobs", ["--kl-coef=0.1", "--ref-logprobs=data"]),
+        ("ref_logprobs", ["--reward-kl-coef=0.1", "--ref-logprobs=data"]),
+        ("advantages", ["--advantage-estimator=precomputed"]),
+        ("baseline_reward", ["--advantage-estimator=remax"]),
+    ],
+)
+def test_rows_hold_what_the_objective_reads(tiny_config, tmp_path, field, flags):
+    rows = tmp_path / "rows.jsonl"
+    write_rows(rows, 40, seed=9, **{field: None})
+    found = problems(tiny_config, f"--train-data={rows}", *flags)
+    assert f"{rows}:1: {field}" in found[0]
+    assert "is missing" in found[0]
+
+
+def test_given_advantages_need_no_reward(tiny_config, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    write_rows(rows, 40, seed=9, reward=None, advantages=0.5)
+    assert len(read(tiny_config, f"--train-data={rows}", "--advantage-estimator=precomputed").train.samples) == 40
+
+
+def test_logprobs_of_another_temperature_are_not_compared(tiny_config, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    write_rows(rows, 40, seed=9, temperature=0.7)
+    assert "must be 1.0" in problems(tiny_config, f"--train-data={rows}")[0]
+    read(tiny_config, f"--train-data={rows}", "--temperature=0.7")
+    read(tiny_config, f"--train-data={rows}", "--old-logprobs=initial")

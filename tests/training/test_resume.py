@@ -18,6 +18,13 @@ SCHEDULE = ["--lr-warmup-iters=3", "--lr-decay-style=cosine", "--lr-decay-iters=
 TP2, PP2, CP2 = "--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2", "--context-parallel-size=2"
 EP2 = "--expert-model-parallel-size=2"
 MOE = ["--num-experts=4", "--moe-ffn-hidden-size=48"]
+NETWORK = ["--loss-mode=dro_v", "--value-model=network", "--dro-tau=5", "--value-lr=2e-3"]
+LEARNT = {
+    "network": [*NETWORK, TP2],
+    "head": ["--advantage-estimator=gae", "--value-model=head", CP2],
+    "adaptive": ["--dro-target-kl=0.01", "--advantage-estimator=value", "--value-model=scalar"],
+}
+"""Objectives with a state of their own: a value network and its optimizer, a head, a number, a beta that moves."""
 ELSEWHERE = {1: {"one process": []}, 2: {"PP2": [PP2], "DP2": [], "CP2": [CP2], "TP2": [TP2]}}
 
 
@@ -48,6 +55,19 @@ def runs(tiny_config, tmp_path_factory):
                 [*base, "4", TP2, "--global-batch-size=8", "--load", str(folder / "half" / "checkpoints")],
             ),
             ("lower rate", [*base, "4", TP2, "--lr=5e-4", *load]),
+            *(
+                (f"{kind} {part}", [*base, steps, *flags, *more])
+                for kind, flags in LEARNT.items()
+                for part, steps, more in (
+                    ("half", "2", []),
+                    ("whole", "4", []),
+                    ("parts", "4", ["--load", str(folder / f"{kind} half" / "checkpoints")]),
+                )
+            ),
+            (
+                "network elsewhere",
+                [*base, "4", *NETWORK, PP2, "--load", str(folder / "network half" / "checkpoints")],
+            ),
             ("moe half", [*base, "2", EP2, *MOE]),
             ("moe whole", [*base, "4", EP2, *MOE]),
             ("moe parts", [*base, "4", EP2, *MOE, "--load", str(folder / "moe half" / "checkpoints")]),
@@ -62,6 +82,7 @@ def runs(tiny_config, tmp_path_factory):
             ("plain optimizer", [*base, "4", "--no-use-distributed-optimizer", *load]),
             ("moe EP1", [*base, "4", *MOE, "--load", str(folder / "moe half" / "checkpoints")]),
             ("other model", [*base, "4", "--ffn-hidden-size=32", "--qk-layernorm", *load]),
+            ("no value model", [*base, "4", "--load", str(folder / "network half" / "checkpoints")]),
             ("other rows", [*base, "4", "--train-data", str(folder / "other.jsonl"), *load]),
         ],
     )
@@ -77,7 +98,7 @@ def numbers(folder, name, logs=""):
     return {line["step"]: line for line in lines}, lines_of(folder / name / "evaluations.jsonl")[-1]
 
 
-@pytest.mark.parametrize("kind", ["", "moe "])
+@pytest.mark.parametrize("kind", ["", "moe ", *(f"{kind} " for kind in LEARNT)])
 def test_two_and_two_steps_are_four_bit_for_bit(runs, kind):
     folder, _ = runs
     whole, evaluation = numbers(folder, kind + "whole")
@@ -86,6 +107,22 @@ def test_two_and_two_steps_are_four_bit_for_bit(runs, kind):
     assert half == {step: whole[step] for step in (1, 2)}
     assert parts == {step: whole[step] for step in (3, 4)}
     assert evaluation_of_parts == evaluation  # the weights after the last step too
+
+
+def test_what_an_objective_has_learnt_moves(runs):
+    """So that a state which is neither saved nor moved could not pass."""
+    folder, _ = runs
+    adaptive, network = numbers(folder, "adaptive whole")[0], numbers(folder, "network whole")[0]
+    assert adaptive[3]["dro_beta"] != adaptive[1]["dro_beta"]
+    assert adaptive[3]["state_value"] > 0.1
+    assert network[4]["state_value"] != network[3]["state_value"] != 0
+
+
+def test_a_value_network_goes_on_elsewhere(runs):
+    folder, _ = runs
+    whole, found = numbers(folder, "network whole")[0], numbers(folder, "network elsewhere")[0]
+    for step in (3, 4):
+        assert found[step] == pytest.approx(whole[step], rel=1e-5, abs=2e-6)
 
 
 def test_the_learning_rate_goes_on(runs):
@@ -128,6 +165,7 @@ def test_another_layout_goes_on_with_the_same_numbers(runs, layout):
         ("moe EP1", "--expert-model-parallel-size = 1: the checkpoint"),
         ("other model", "--ffn-hidden-size = 32: the checkpoint"),
         ("other model", "--qk-layernorm = True: the checkpoint"),
+        ("no value model", "--value-model = None: the checkpoint"),
         ("other rows", "belongs to other training rows"),
     ],
 )
