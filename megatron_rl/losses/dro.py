@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from megatron_rl.losses.options import one_of, option, positive_number
+from megatron_rl.losses.options import LossOptionError, one_of, option, positive_number
 from megatron_rl.losses.policy_loss import PolicyLoss, TokenLoss
 from megatron_rl.losses.ratio_metrics import ratio_metrics
 from megatron_rl.losses.registry import register_policy_loss
@@ -46,11 +46,16 @@ class DRO(PolicyLoss):
     target_kl: float | None = option(
         "dro_target_kl", "move beta until the mean KL of a token is this", positive_number, default=None
     )
-    beta_gain: float = option(
-        "dro_beta_gain", "how fast beta moves towards dro_target_kl", positive_number, default=0.1
+    beta_gain: float | None = option(
+        "dro_beta_gain", "how fast beta moves towards dro_target_kl (0.1, if not given)", positive_number, default=None
     )
     beta_now: float | None = None
     """Where `dro_target_kl` has moved beta to."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta_gain is not None and self.target_kl is None:
+            raise LossOptionError([("dro_beta_gain", self.beta_gain, "needs dro_target_kl")])
 
     @property
     def default_agg_mode(self) -> str:
@@ -83,7 +88,7 @@ class DRO(PolicyLoss):
         if self.target_kl is None or kl is None or not math.isfinite(kl):
             return self
         error = min(max(kl / self.target_kl - 1, -1.0), 1.0)
-        beta = (self.beta_now or self.beta) * math.exp(self.beta_gain * error)
+        beta = (self.beta_now or self.beta) * math.exp((self.beta_gain or 0.1) * error)
         return replace(self, beta_now=min(max(beta, self.beta / 100), self.beta * 100))
 
     def state(self) -> dict[str, float]:

@@ -137,9 +137,8 @@ def test_options_in_the_file_belong_to_the_loss_in_the_file():
 
 
 def test_options_that_two_losses_share_do_not_go_over_to_the_other(tmp_path):
-    text = QUICKSTART.read_text().replace(
-        "loss_mode: dro\n  dro_beta: 0.1", "loss_mode: vanilla\n  clip_ratio_low: 0.1"
-    )
+    of_dro, of_vanilla = "loss_mode: dro\n  dro_beta: 0.1", "loss_mode: vanilla\n  clip_ratio_low: 0.1"
+    text = QUICKSTART.read_text().replace(of_dro, of_vanilla)
     path = written(tmp_path, text)
     assert load(config=path).loss.policy_loss().low == 0.1
     assert load("--loss-mode", "gspo", config=path).loss.policy_loss().clip_ratio_low == 3e-4
@@ -175,6 +174,7 @@ def test_a_misspelt_loss_gets_a_suggestion():
         (["--loss-mode=bypass_mode", "--rollout-is=token"], "--rollout-is", "give bypass_loss reinforce"),
         (["--rollout-rs", "token_k9:1"], "--rollout-rs", "'token_k9' is no criterion"),
         (["--dro-level=word"], "--dro-level", "must be token or sequence"),
+        (["--dro-beta-gain=0.2"], "--dro-beta-gain", "needs dro_target_kl"),
         (["--dro-target-kl=0"], "--dro-target-kl", "must be a positive finite number"),
         (["--kl-kind=k4"], "--kl-kind", "must be 'k1'"),
         (["--loss-mode=clip_cov", "--clip-cov-lb=5"], "--clip-cov-ub", "must be above clip_cov_lb"),
