@@ -61,6 +61,7 @@ def start_model_parallel(config: RunConfig, device: torch.device) -> ParallelLay
     """Make Megatron's groups for the configured layout, replacing those of a layout before it, and seed."""
     parallel = config.parallel
     if parallel_state.model_parallel_is_initialized():
+        _end_groups()
         parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
@@ -85,6 +86,13 @@ def start_model_parallel(config: RunConfig, device: torch.device) -> ParallelLay
         data_parallel_rank=parallel_state.get_data_parallel_rank(),
         is_last_stage=parallel_state.is_pipeline_last_stage(ignore_virtual=True),
     )
+
+
+def _end_groups() -> None:
+    """End the groups of the layout before: Megatron-Core only forgets them, and each keeps threads and memory."""
+    for group in parallel_state._global_process_group_list or []:
+        if isinstance(group, dist.ProcessGroup):
+            dist.destroy_process_group(group)
 
 
 def batch_layout(config: RunConfig, layout: ParallelLayout) -> BatchLayout:
