@@ -168,14 +168,15 @@ class Trainer:
         if self.inputs.valid is None:
             return {}
         samples = self.inputs.valid.samples
-        found = evaluate(samples, self._score(samples))
+        found = evaluate(samples, self.score(samples))
         for writer in self.evaluation_writers:
             writer.write(self.progress.step, StepMetrics(found))
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
         self.console.say(f"held-out rows at step {self.progress.step}: {numbers}")
         return found
 
-    def _score(self, samples: list) -> list[np.ndarray]:
+    def score(self, samples: list) -> list[np.ndarray]:
+        """For each sample the log-probabilities of its completion under the policy as it is."""
         return score_samples(
             self.model,
             samples,
@@ -198,7 +199,7 @@ class Trainer:
             self.inputs.fingerprint(),
             checkpoints=self.folder.checkpoints,
             resumed_from=self.inputs.resume.parent if self.inputs.resume else None,
-            score=lambda: self._score(samples),
+            score=lambda: self.score(samples),
         )
 
     def _writers(self) -> tuple[list[MetricsWriter], list[MetricsWriter]]:
