@@ -23,6 +23,7 @@ from megatron_rl.training.checkpoint import load_weights
 from megatron_rl.training.forward import LossOfMicroBatch, run_schedule
 from megatron_rl.training.measure import measure
 from megatron_rl.training.optimizer import Optimizer
+from megatron_rl.training.step_metrics import reduce_step_metrics
 
 
 class Critic(ABC):
@@ -44,7 +45,7 @@ class Critic(ABC):
         """[C], V before each completion token as it stands; None if the policy's own forward pass tells."""
         return None
 
-    def learn(self, batch: GlobalBatch, info: GlobalBatchInfo, value_loss: LossOfMicroBatch) -> dict[str, float]:
+    def learn(self, batch: GlobalBatch, info: GlobalBatchInfo, value_loss: LossOfMicroBatch) -> dict[str, float | None]:
         """Update after the policy's backward pass; returns metrics."""
         return {}
 
@@ -146,7 +147,7 @@ class ValueNetworkCritic(Critic):
 
     def learn(self, batch: GlobalBatch, info: GlobalBatchInfo, value_loss: LossOfMicroBatch) -> dict[str, float]:
         self.optimizer.zero_grad(self.model)
-        run_schedule(
+        parts = run_schedule(
             self.model,
             batch.micro_batches(self._batch_layout),
             value_loss,
@@ -157,7 +158,8 @@ class ValueNetworkCritic(Critic):
         grad_norm = self.optimizer.grad_norm()
         if math.isfinite(grad_norm):
             self.optimizer.step(grad_norm)
-        return {"value_grad_norm": grad_norm, "value_lr": self.optimizer.lr}
+        found = reduce_step_metrics(parts, self._layout).numbers
+        return found | {"value_grad_norm": grad_norm, "value_lr": self.optimizer.lr}
 
 
 def of_prompt(values: Tensor, micro_batch: MicroBatch, segments: Segments) -> Tensor:

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from megatron_rl.data.global_batch import BatchLayout, GlobalBatch
@@ -14,7 +13,7 @@ from megatron_rl.data.micro_batch import MicroBatch
 from megatron_rl.distributed.parallel import ParallelLayout
 from megatron_rl.losses import PolicyBatch, kl_estimate, token_weights, weighted_sum
 from megatron_rl.losses.segments import Segments
-from megatron_rl.metrics.reduce import StepMetrics, reduce_metrics
+from megatron_rl.metrics.reduce import StepMetrics
 from megatron_rl.metrics.values import Mean, Metric, Sum
 from megatron_rl.training.critic import Critic, of_prompt
 from megatron_rl.training.forward import run_schedule, token_logprobs
@@ -22,6 +21,7 @@ from megatron_rl.training.measure import collect, measure
 from megatron_rl.training.objective import Objective
 from megatron_rl.training.optimizer import Optimizer
 from megatron_rl.training.prepare import LOSS_COLUMNS, PreparedBatch, prepare_batch
+from megatron_rl.training.step_metrics import reduce_step_metrics
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ def train_step(
         max_tokens=batch_layout.max_tokens,
         forward_only=False,
     )
-    found = [part["metrics"] for part in parts]
-    metrics = _share(reduce_metrics(found, layout.dp_cp_group) if layout.is_last_stage else None, layout)
+    metrics = reduce_step_metrics(parts, layout)
     grad_norm = optimizer.grad_norm()
     loss = metrics.numbers["loss"]
     skipped = None
@@ -143,24 +142,24 @@ class _Total:
         )
         state = None if self._critic is None else self._critic.values(micro_batch, stage, self._columns)
         values, metrics = self._policy_loss(micro_batch, logprobs, state)
-        if state is not None and self._critic.learns_with_policy:
-            values = values + self._value_loss(micro_batch, state, metrics)
         values = values + self._beside(micro_batch, logprobs, entropy, metrics)
-        total, tokens = self._aggregate(micro_batch, values)
+        total = self._aggregate(micro_batch, values, self._objective.agg_mode)
+        if state is not None and self._critic.learns_with_policy:
+            total = total + self._value_loss(micro_batch, state, metrics)
         metrics["loss"] = Sum(total.detach().clone())
         # Megatron divides the gradient by the number of counting tokens: multiply by it first
         handed_back = {"metrics": metrics, "slots": micro_batch.slots, "logprobs": logprobs.detach()}
-        return total * self._info.num_tokens, tokens, handed_back
+        return total * self._info.num_tokens, micro_batch.mask.sum().int(), handed_back
 
     def in_value_pass(self, micro_batch: MicroBatch, stage) -> tuple[Tensor, Tensor, dict]:
         """The same loss for a value network, with the policy's log-probabilities held fixed."""
         state, metrics = stage.values(), {}
         if self._objective.loss.uses_state_values:
             values, _ = self._policy_loss(micro_batch, micro_batch.pick(self.logprobs), state)
+            total = self._aggregate(micro_batch, values, self._objective.agg_mode)
         else:
-            values = self._value_loss(micro_batch, state, metrics)
-        total, tokens = self._aggregate(micro_batch, values)
-        return total * self._info.num_tokens, tokens, {}
+            total = self._value_loss(micro_batch, state, metrics)
+        return total * self._info.num_tokens, micro_batch.mask.sum().int(), {"metrics": metrics}
 
     def _policy_loss(
         self, micro_batch: MicroBatch, logprobs: Tensor, state: Tensor | None
@@ -176,19 +175,22 @@ class _Total:
         return values, dict(found.metrics)
 
     def _value_loss(self, micro_batch: MicroBatch, state: Tensor, metrics: dict[str, Metric]) -> Tensor:
-        """[T], half the squared error of values that estimate advantages; in equal shares, if it is one a prompt."""
+        """Half the squared error of values that estimate advantages: the mean over tokens, or over prompts.
+
+        What the policy's losses are averaged over plays no part: a value has a meaning of its own.
+        """
         if self._objective.loss.uses_state_values:
-            return torch.zeros_like(state)  # the loss has it already
+            return state.new_zeros(())  # the loss has it already
         returns, mask = micro_batch.pick(self._columns["returns"]), micro_batch.mask
-        share = mask.to(state.dtype)
+        share, mode = mask.to(state.dtype), "token-mean"
         if not self._objective.value_per_token:
             segments = self._segments(micro_batch)
-            state = of_prompt(state, micro_batch, segments)
+            state, mode = of_prompt(state, micro_batch, segments), "seq-mean-token-sum"
             share = share / segments.spread(segments.tokens).clamp(min=1)
         error = ((returns - state).where(mask, 0).square() / 2) * share
         metrics["value_loss"] = Mean(error.detach().sum(), share.sum())
         metrics["state_value"] = Mean((state.detach() * share).sum(), share.sum())
-        return self._objective.value_loss_coef * error
+        return self._objective.value_loss_coef * self._aggregate(micro_batch, error, mode)
 
     def _beside(
         self, micro_batch: MicroBatch, logprobs: Tensor, entropy: Tensor | None, metrics: dict[str, Metric]
@@ -207,24 +209,14 @@ class _Total:
             values = values + objective.kl_coef * divergence
         return values
 
-    def _aggregate(self, micro_batch: MicroBatch, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _aggregate(self, micro_batch: MicroBatch, values: Tensor, mode: str) -> Tensor:
         weights = token_weights(
-            self._objective.agg_mode,
+            mode,
             self._info,
             micro_batch.sequence_tokens[micro_batch.sequence_index],
             self._objective.loss_scale_factor,
         )
-        return weighted_sum(values, weights, micro_batch.mask), micro_batch.mask.sum().int()
+        return weighted_sum(values, weights, micro_batch.mask)
 
     def _segments(self, micro_batch: MicroBatch) -> Segments:
         return Segments(micro_batch.sequence_index, micro_batch.sequence_tokens, self._layout.cp_group)
-
-
-def _share(metrics: StepMetrics | None, layout: ParallelLayout) -> StepMetrics:
-    """The last stage's metrics on all stages."""
-    if layout.pp_group.size() == 1:
-        return metrics
-    holder = [metrics]
-    last = dist.get_global_rank(layout.pp_group, layout.pp_group.size() - 1)
-    dist.broadcast_object_list(holder, src=last, group=layout.pp_group, device=layout.device)
-    return holder[0]
