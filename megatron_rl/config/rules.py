@@ -247,6 +247,21 @@ def value_model_has_a_use(loss_mode, advantage_estimator, value_model, value_lr,
 
 
 @rule
+def what_is_given_plays_a_part(
+    loss_mode, advantage_estimator, normalize_advantages, gae_gamma, gae_lambda, kl_coef, kl_kind
+) -> Findings:
+    estimator = advantage_estimator if _loss_has(loss_mode, "uses_advantages") else None
+    if gae_gamma != 1 and estimator not in ("gae", "reinforce++"):
+        yield "gae_gamma", "is used by the estimators gae and reinforce++ only"
+    if gae_lambda != 0.95 and estimator != "gae":
+        yield "gae_lambda", "is used by the estimator gae only"
+    if normalize_advantages and estimator is None:
+        yield "normalize_advantages", f"plays no part in loss_mode {loss_mode}, which takes no advantages"
+    if kl_kind != "k3" and not kl_coef:
+        yield "kl_kind", "needs a kl_coef above 0"
+
+
+@rule
 def charges_have_two_policies(reward_kl_coef, old_logprobs) -> Findings:
     if reward_kl_coef and old_logprobs == "current":
         yield "reward_kl_coef", "needs old log-probabilities before the first step: old_logprobs data or initial"
@@ -256,6 +271,8 @@ def charges_have_two_policies(reward_kl_coef, old_logprobs) -> Findings:
 def rollout_weights_have_bounds(loss_mode, rollout_is, rollout_is_threshold, rollout_is_lower, bypass_loss) -> Findings:
     if rollout_is == "none" and rollout_is_lower is not None:
         yield "rollout_is_lower", "needs rollout_is token or sequence"
+    if rollout_is == "none" and rollout_is_threshold != 2:
+        yield "rollout_is_threshold", "needs rollout_is token or sequence"
     if rollout_is_lower is not None and rollout_is_lower >= rollout_is_threshold:
         yield "rollout_is_lower", f"must be below rollout_is_threshold {rollout_is_threshold}"
     if rollout_is != "none" and loss_mode == "bypass_mode" and bypass_loss != "reinforce":

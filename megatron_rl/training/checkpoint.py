@@ -62,6 +62,7 @@ def save_checkpoint(
     dist.barrier()
     state = _trained_state(model, optimizer)
     state |= {
+        "updated": optimizer.updated,
         "loss": loss_state or {},
         "critic": {} if critic is None else critic.state(),
         "scheduler": optimizer.scheduler.state_dict(),
@@ -71,6 +72,7 @@ def save_checkpoint(
     }
     if critic is not None and critic.model is not None:
         state["value_network"] = _trained_state(critic.model, critic.optimizer, prefix=VALUE_NETWORK)
+        state["value_updated"] = critic.optimizer.updated
         state["value_scheduler"] = critic.optimizer.scheduler.state_dict()
     dist_checkpointing.save(state, str(path), async_strategy="mcore")
     if dist.get_rank() == 0:
@@ -97,9 +99,11 @@ def load_checkpoint(
     draws from it today: rows, initial weights and their order have generators of their own.
     """
     stored = dist_checkpointing.load_common_state_dict(str(path))
+    optimizer.updated = stored["updated"]
     state = _trained_state(model, optimizer, is_loading=True)
     network = critic is not None and critic.model is not None
     if network:
+        critic.optimizer.updated = stored["value_updated"]
         state["value_network"] = _trained_state(critic.model, critic.optimizer, prefix=VALUE_NETWORK, is_loading=True)
     same_layout = stored["layout"] == layout_of(config)
     if same_layout:
@@ -167,14 +171,17 @@ def _trained_state(
     """Weights and optimizer; with a prefix to their names in the checkpoint, beside those of another model."""
     state = _model_state(model)
     add_prefix_for_sharding(state, prefix)
+    if not optimizer.updated:
+        return state
     optimizer_state = optimizer.megatron.sharded_state_dict(state, is_loading=is_loading, metadata=_format())
     return state | {"optimizer": optimizer_state}
 
 
 def _load_trained(model: list[torch.nn.Module], optimizer: Optimizer, loaded: dict[str, Any]) -> None:
     _load_model(model, loaded)
-    _set_learning_rates(loaded["optimizer"], optimizer)
-    optimizer.megatron.load_state_dict(loaded["optimizer"])
+    if optimizer.updated:
+        _set_learning_rates(loaded["optimizer"], optimizer)
+        optimizer.megatron.load_state_dict(loaded["optimizer"])
 
 
 def _model_state(model: list[torch.nn.Module]) -> dict[str, Any]:

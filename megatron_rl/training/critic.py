@@ -99,7 +99,7 @@ class ScalarCritic(Critic):
         self.value.grad = None
 
     def state(self) -> dict[str, float]:
-        return {"value": float(self.value)}
+        return {"value": self.value.item()}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, float]) -> None:

@@ -14,12 +14,14 @@ class Optimizer:
     """Optimizer and learning-rate schedule of a run.
 
     megatron: Megatron-Core's optimizer. scheduler: its schedule; both are saved in checkpoints.
+    updated: whether any update was made; until then there are no moments to save.
     max_lr, min_lr: the ends of the schedule; `lr` goes before the configured one.
     """
 
     def __init__(self, config: RunConfig, model: list[torch.nn.Module], train_iters: int, *, lr: float | None = None):
         section = config.optimizer
         self._clip_grad = section.clip_grad
+        self.updated = False
         self.max_lr = lr or section.lr
         self.min_lr = min(section.min_lr or 0.0, self.max_lr)
         self.megatron = get_megatron_optimizer(
@@ -83,5 +85,6 @@ class Optimizer:
                 parameters = [] if getattr(part, "is_stub_optimizer", False) else part.get_parameters()
                 if parameters:
                     clip_grad_by_total_norm_fp32(parameters, max_norm=self._clip_grad, total_norm=grad_norm)
+        self.updated = True
         self.scheduler.step(1)
         self.megatron.step_with_ready_grads()

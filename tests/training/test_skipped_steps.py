@@ -98,3 +98,30 @@ def test_the_run_stops_after_so_many_in_a_row(tiny_config, tmp_path):
     assert "Traceback" not in run.stderr
     lines = lines_of(tmp_path / "run" / "metrics.jsonl")
     assert [line["skipped_steps"] for line in lines] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("flags", [[], ["--loss-mode=dro_v", "--value-model=network"]])
+def test_a_run_without_any_update_can_be_saved_and_goes_on(tiny_config, tmp_path, flags):
+    """Moments come with the first update: a checkpoint before it holds none, and the run that reads it begins them."""
+    masked, good = tmp_path / "masked.jsonl", tmp_path / "good.jsonl"
+    alone = {"rollout_logprobs": None, "ref_logprobs": None}
+    write_rows(masked, 16, seed=1, **alone, response_token_ids=[1, 2], old_logprobs=[-1, -1], loss_mask=[0, 0])
+    write_rows(good, 16, seed=0)
+
+    from megatron_rl.config import load_config
+    from megatron_rl.training.inputs import read_inputs
+    from megatron_rl.training.trainer import Trainer
+
+    def run(rows, steps):
+        base = ["--config", str(tiny_config), "--run-dir", str(tmp_path / "run"), *flags]
+        config = load_config([*base, f"--train-data={rows}", f"--train-iters={steps}"], default_config=tiny_config)
+        trainer = Trainer(config, read_inputs(config))
+        trainer.train()
+        return trainer
+
+    assert not run(masked, 2).optimizer.updated
+    again = run(good, 4)
+    assert again.optimizer.updated
+    steps = [line["step"] for line in lines_of(tmp_path / "run" / "metrics.jsonl")]
+    assert steps == [1, 2, 3, 4]
+    assert again.progress.skipped_total == 2
