@@ -42,7 +42,7 @@ optimizer:
   lr_warmup_iters: 10
   adam_beta2: 0.99
 training:
-  train_iters: 200
+  train_iters: 150
 logging:
   log_interval: 100
 """
@@ -81,7 +81,7 @@ def run_file(tmp_path_factory):
 def test_the_closed_form(run_file, tmp_path, value_model):
     flags = ["--loss-mode=dro_v", f"--dro-tau={TAU}", "--old-logprobs=data", f"--value-model={value_model}"]
     flags += [f"--pretrained-checkpoint={run_file.parent / 'sft' / 'checkpoints'}", f"--run-dir={tmp_path}"]
-    config = load_config([*flags, "--lr=5e-3", "--train-iters=300"], default_config=run_file)
+    config = load_config([*flags, "--lr=5e-3", "--train-iters=200"], default_config=run_file)
     run = Trainer(config, read_inputs(config))
     run.train()
 

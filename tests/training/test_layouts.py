@@ -125,12 +125,12 @@ SPREAD = {
     8: {"TP2 SP CP2 DP2": [TP2, SP, CP2], "TP2 PP2 CP2": [TP2, PP2, CP2]},
 }
 OFTEN_SPREAD = ["dro sequence", "dro_v head", "dro_v network", "agro", "gae network", "decoupled"]
+SUMS_SEQUENCES = ["gspo", "geo_mean", "dro_v scalar", "gae head", "value scalar", "dro baseline", "bypass_mode"]
 for number, variant in enumerate(OBJECTIVES):
     LAYOUTS[1][variant] = {"one process": [], **SPREAD[1]}
-    # two layouts each, in turn; sequences cross ranks under context parallelism
-    others = list(SPREAD[2])[1:]
-    chosen = list(SPREAD[2]) if variant in OFTEN_SPREAD else ["CP2", others[number % len(others)]]
-    LAYOUTS[2][variant] = {name: SPREAD[2][name] for name in chosen}
+    # one layout each, in turn; what sums over sequences crosses ranks under context parallelism
+    one = "CP2" if variant in SUMS_SEQUENCES else list(SPREAD[2])[number % len(SPREAD[2])]
+    LAYOUTS[2][variant] = SPREAD[2] if variant in OFTEN_SPREAD else {one: SPREAD[2][one]}
     if variant in OFTEN_SPREAD:
         name = list(SPREAD[8])[number % len(SPREAD[8])]
         LAYOUTS[8][variant] = {name: SPREAD[8][name]}
